@@ -1,0 +1,144 @@
+/*
+ * tria/calibration.h - query statistics of a model: reading, writing, checking, building.
+ *
+ * A calibration holds, per (layer, query head) that was calibrated and per rotary frequency f, over the
+ * pre-RoPE queries q of some text: q_mean = E[q_f] (complex) and q_abs_mean = E|q_f|; optionally the
+ * mean of the content (non-rotary) dimensions. See the specification, sections 2 and 7.
+ */
+#ifndef TRIA_CALIBRATION_H
+#define TRIA_CALIBRATION_H
+
+#include "tria/base.h"
+#include "tria/model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tria_calibration tria_calibration;
+
+/* File formats. Reading finds the kind from the content; the core reads TRIA1...TRIA5, TRIATTENTION and
+ * TRIATTN, the import library (tria/import.h) the others. */
+typedef enum tria_format {
+    TRIA_FORMAT_UNKNOWN = 0,
+    TRIA_FORMAT_TRIA1 = 1,
+    TRIA_FORMAT_TRIA2 = 2,
+    TRIA_FORMAT_TRIA3 = 3,
+    TRIA_FORMAT_TRIA4 = 4,
+    TRIA_FORMAT_TRIA5 = 5,          /* ours; loses nothing */
+    TRIA_FORMAT_TRIATTENTION1 = 11, /* dialect B */
+    TRIA_FORMAT_TRIATTENTION2 = 12,
+    TRIA_FORMAT_TRIATTENTION3 = 13,
+    TRIA_FORMAT_TRIATTN = 21, /* dialect C */
+    TRIA_FORMAT_PT = 31,      /* the reference's torch files, import library */
+    TRIA_FORMAT_PT_DENSE = 32,
+    TRIA_FORMAT_PT_TRTLLM = 33,
+    TRIA_FORMAT_JSON = 41,
+    TRIA_FORMAT_SAFETENSORS = 51
+} tria_format;
+
+/* "tria5", "triattention3", ...; NULL / -1 for unknown ones. */
+TRIA_API const char *tria_format_name(int32_t format);
+TRIA_API int32_t tria_format_from_name(const char *name);
+
+/* Where the queries were taken. */
+typedef enum tria_capture_point {
+    TRIA_CAPTURE_UNKNOWN = 0,
+    TRIA_CAPTURE_BEFORE_QK_NORM = 1,
+    TRIA_CAPTURE_AFTER_QK_NORM = 2 /* as they enter RoPE; also models without QK-norm */
+} tria_capture_point;
+
+/* Reads a file's bytes. Errors: FORMAT (what was expected, at which offset), MEMORY. */
+TRIA_API tria_status tria_calibration_read(const void *data, size_t size, const tria_env *env,
+                                           tria_calibration **calibration, tria_error *error);
+/* Reads a file; the message names it. Errors: also IO. */
+TRIA_API tria_status tria_calibration_load(const char *path, const tria_env *env,
+                                           tria_calibration **calibration, tria_error *error);
+TRIA_API void tria_calibration_destroy(tria_calibration *calibration); /* NULL is allowed */
+
+/* Writes into `data`; *size is set to the bytes needed. With data NULL or capacity too small nothing
+ * else is written and the status is CAPACITY (OK when data is NULL). Errors: LOSSY (says what the
+ * format cannot hold; allow_lossy writes it all the same), UNSUPPORTED. */
+TRIA_API tria_status tria_calibration_write(const tria_calibration *calibration, int32_t format,
+                                            int32_t allow_lossy, void *data, size_t capacity, size_t *size,
+                                            tria_error *error);
+/* Writes a file through a temporary one beside it, so that a failure leaves the old file alone. */
+TRIA_API tria_status tria_calibration_save(const tria_calibration *calibration, int32_t format,
+                                           int32_t allow_lossy, const char *path, tria_error *error);
+
+/* Statistics of one head. Arrays of the caller on the way in; on the way out they live as long as the
+ * calibration. */
+typedef struct tria_head_stats {
+    size_t struct_size;
+    const float *q_mean_real;  /* [F] */
+    const float *q_mean_imag;  /* [F] */
+    const float *q_abs_mean;   /* [F] */
+    const float *content_mean; /* [head_dim - rotary_dim], or NULL */
+    const float *content_abs;  /* likewise, or NULL */
+} tria_head_stats;
+
+/* A calibration without any head, of the geometry of `model`. */
+TRIA_API tria_status tria_calibration_create(const tria_model *model, const tria_env *env,
+                                             tria_calibration **calibration, tria_error *error);
+/* Sets (stats) or removes (NULL) one head. Errors: ARGUMENT (non-finite values are named). */
+TRIA_API tria_status tria_calibration_set_head(tria_calibration *calibration, int32_t layer, int32_t q_head,
+                                               const tria_head_stats *stats, tria_error *error);
+
+typedef struct tria_calibration_info {
+    size_t struct_size;
+    int32_t format; /* tria_format it was read from, UNKNOWN when built */
+    int32_t n_layers;
+    int32_t n_heads;           /* (layer, query head) pairs the geometry has */
+    int32_t n_calibrated;      /* of them with statistics */
+    int32_t explicit_presence; /* 0: all-zero heads were taken as "not calibrated" */
+    int32_t explicit_inv_freq; /* 0: frequencies follow from rope_theta */
+    int32_t explicit_geometry; /* 0: KV heads, widths and style are the header's for all layers */
+    int32_t capture_point;     /* tria_capture_point */
+    double rope_theta;
+    float attn_scale;
+    int32_t reserved;
+    uint64_t n_tokens; /* calibration tokens, largest over layers; 0 = unknown */
+    const char *model_name;
+    const char *fingerprint;
+    const char *provenance;
+    const char *default_policy; /* "budget=...,interval=...", "" = none */
+} tria_calibration_info;
+TRIA_API tria_status tria_calibration_get_info(const tria_calibration *calibration,
+                                               tria_calibration_info *info, tria_error *error);
+
+typedef struct tria_calibration_layer_info {
+    size_t struct_size;
+    tria_layer_params geometry; /* pointers live as long as the calibration */
+    int32_t n_calibrated;
+    float budget_scale; /* layer_budget_scales, 1 when the file has none */
+    uint64_t n_tokens;
+} tria_calibration_layer_info;
+TRIA_API tria_status tria_calibration_layer(const tria_calibration *calibration, int32_t layer,
+                                            tria_calibration_layer_info *info, tria_error *error);
+/* *present = 0 and the stats' pointers NULL for a head that is not calibrated. */
+TRIA_API tria_status tria_calibration_head(const tria_calibration *calibration, int32_t layer,
+                                           int32_t q_head, tria_head_stats *stats, int32_t *present,
+                                           tria_error *error);
+
+/* The geometry as the file states it. */
+TRIA_API tria_status tria_model_from_calibration(const tria_calibration *calibration, const tria_env *env,
+                                                 tria_model **model, tria_error *error);
+
+/* One disagreement between a calibration and a model description. */
+typedef enum tria_finding_severity {
+    TRIA_FINDING_NOTE = 0,    /* worth knowing */
+    TRIA_FINDING_WARNING = 1, /* the model's value is used */
+    TRIA_FINDING_FATAL = 2    /* the calibration cannot be used with this model */
+} tria_finding_severity;
+
+/* Called once per finding with a one-line text that holds both numbers. layer is -1 for all layers. */
+typedef void (*tria_finding_fn)(void *context, tria_finding_severity severity, int32_t layer,
+                                const char *text);
+/* MISMATCH when anything is fatal (the first is in error); `report` may be NULL. */
+TRIA_API tria_status tria_calibration_match(const tria_calibration *calibration, const tria_model *model,
+                                            tria_finding_fn report, void *context, tria_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
