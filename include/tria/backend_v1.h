@@ -22,6 +22,8 @@ extern "C" {
 #endif
 
 #define TRIA_BACKEND_V1_VERSION 1
+/* Positions have three digits in this base, see rotation_tables. */
+#define TRIA_ROTATION_DIGITS 2048
 
 /* One layer of the plan. */
 typedef struct tria_v1_layer {
@@ -39,6 +41,7 @@ typedef struct tria_v1_layer {
     int32_t window;
     int32_t takes_part;  /* in modes that pool layers (per_head, union, global): has a cache, no window */
     int32_t by_position; /* nothing calibrated: its own sets are ranked by position */
+    int32_t phase_layer; /* first plan layer with the same inv_freq: shares its phases */
     float weight;        /* layer_weight / mean(layer_weight): the factor of `global` */
     int32_t budget;      /* of its sets, before prompt rows are added and rows cap it */
     const double *inv_freq;      /* [n_freq] */
@@ -92,7 +95,10 @@ typedef struct tria_v1_plan {
     int32_t tokens_per_page; /* 0: no page table */
     int64_t lin_count;       /* floats fold() writes */
     int64_t mag_count;
-    const float *mag; /* norm coefficients, [n_freq] at mag_offset; rounded once from double */
+    int32_t max_rows;
+    int32_t max_group;    /* largest number of calibrated query heads that share a KV head */
+    double *fold_scratch; /* the core's, for fold() and phases() */
+    const float *mag;     /* norm coefficients, [n_freq] at mag_offset; rounded once from double */
 } tria_v1_plan;
 
 /* Services of the core, so that no backend repeats them. */
@@ -106,7 +112,7 @@ typedef struct tria_v1_host {
      * freq_scale_sq * q_mean is multiplied by, mean over offsets when n_lin is 1. */
     void (*phases)(const tria_v1_plan *plan, int32_t layer, int64_t t, float *out);
     /* e^{i p w_f} for raw keys as a product of three table entries, digits of p in base 2048:
-     * out[3][2048][n_freq][2]. */
+     * out[3][TRIA_ROTATION_DIGITS][n_freq][2]. */
     void (*rotation_tables)(const tria_v1_plan *plan, int32_t layer, float *out);
     void (*log)(const tria_env *env, tria_log_level level, const char *format, ...);
 } tria_v1_host;
