@@ -15,8 +15,7 @@ void tria_kv_view_init(tria_kv_view *view)
     *view = defaults;
 }
 
-/* The table that translates a layer's rows, NULL when the cache is one page. */
-static const int32_t *table_of(const tria_kv_view *view, const tria_layer_view *layer_view,
+const int32_t *tria_page_table(const tria_kv_view *view, const tria_layer_view *layer_view,
                                int32_t *n_pages)
 {
     bool own = layer_view->page_table != NULL;
@@ -33,7 +32,7 @@ void tria_rows_init(tria_rows *rows, const tria_kv_view *view, const tria_layer_
     rows->scale_base = !strided_scale ? NULL
                                       : (unsigned char *)tensor->scales + tensor->scales_offset +
                                             head * tensor->scale_head_stride;
-    rows->page_table = table_of(view, layer_view, &rows->n_pages);
+    rows->page_table = tria_page_table(view, layer_view, &rows->n_pages);
     rows->tokens_per_page = view->tokens_per_page;
 }
 
@@ -174,18 +173,18 @@ static void decode_block(int32_t dtype, const unsigned char *p, decoded_block *b
     }
 }
 
-/* The element address of the head of kv_view.h; `pack` 1 means every element is a chunk of its own. */
-static int32_t pack_of(const tria_tensor *tensor)
+void tria_tensor_chunks(const tria_tensor *tensor, tria_chunks *chunks)
 {
-    return tensor->pack > 1 ? tensor->pack : 1;
-}
-
-static int64_t dim_stride_of(const tria_tensor *tensor)
-{
-    if (tensor->dim_stride != 0) {
-        return tensor->dim_stride;
+    const int32_t block = tria_dtype_block(tensor->dtype);
+    const int32_t pack = tensor->pack > 1 ? tensor->pack : 1;
+    chunks->n = tensor->dim / (pack * block);
+    chunks->bytes = pack * tria_dtype_block_bytes(tensor->dtype);
+    chunks->stride = tensor->dim_stride != 0 ? tensor->dim_stride : chunks->bytes;
+    if (chunks->stride == chunks->bytes) {
+        chunks->bytes *= chunks->n;
+        chunks->stride = chunks->bytes;
+        chunks->n = 1;
     }
-    return (int64_t)pack_of(tensor) * tria_dtype_block_bytes(tensor->dtype);
 }
 
 /* Elementwise types, chunk by chunk. REAL is the type the product of element and scale is formed in. */
@@ -203,10 +202,11 @@ static int64_t dim_stride_of(const tria_tensor *tensor)
     {                                                                                                      \
         const tria_tensor *tensor = rows->tensor;                                                          \
         const unsigned char *p = tria_rows_at(rows, row);                                                  \
-        const int64_t stride = dim_stride_of(tensor);                                                      \
+        tria_chunks chunks;                                                                                \
+        tria_tensor_chunks(tensor, &chunks);                                                               \
+        const int64_t stride = chunks.stride;                                                              \
         const int32_t size = tria_dtype_block_bytes(tensor->dtype);                                        \
-        const int32_t pack = pack_of(tensor);                                                              \
-        const int32_t chunk = stride == (int64_t)pack * size ? tensor->dim : pack;                         \
+        const int32_t chunk = chunks.bytes / size; /* elements; unused for block types */                  \
         const float scale = tria_rows_scale(rows, row);                                                    \
         switch (tensor->dtype) {                                                                           \
         case TRIA_DTYPE_F32:                                                                               \
@@ -312,44 +312,64 @@ tria_status tria_tensor_check(const tria_tensor *tensor, int32_t n_heads, bool i
     return TRIA_OK;
 }
 
-/* lowest and highest byte offset of index * stride over 0 <= index < count, added to [*low, *high] */
+/* Widens [*low, *high) by the byte offsets index * stride, first <= index <= last. Offsets are kept below
+ * 2^60 in size so that no later sum of a few of them can overflow. */
 static bool widen(int64_t stride, int64_t first, int64_t last, int64_t *low, int64_t *high)
 {
+    const int64_t limit = INT64_C(1) << 60;
     int64_t a;
     int64_t b;
     if (__builtin_mul_overflow(stride, first, &a) || __builtin_mul_overflow(stride, last, &b)) {
         return false;
     }
     return !__builtin_add_overflow(*low, a < b ? a : b, low) &&
-           !__builtin_add_overflow(*high, a < b ? b : a, high);
+           !__builtin_add_overflow(*high, a < b ? b : a, high) && *low >= -limit && *high <= limit;
+}
+
+/* The scales of a tensor as a tensor of one element per row; of unknown size. */
+static tria_tensor scales_of(const tria_tensor *tensor)
+{
+    const bool by_row = tensor->scale_kind == TRIA_SCALE_ROW;
+    return (tria_tensor){.base = tensor->scales,
+                         .offset = tensor->scales_offset,
+                         .page_stride = by_row ? tensor->scale_page_stride : 0,
+                         .token_stride = by_row ? tensor->scale_token_stride : 0,
+                         .head_stride = tensor->scale_head_stride,
+                         .dtype = TRIA_DTYPE_F32,
+                         .dim = 1};
 }
 
 /* Tokens [0, n_tokens) of pages first .. last: fails when an offset overflows or leaves the buffer. */
-static tria_status check_extent(const tria_tensor *tensor, int32_t n_heads, int32_t first_page,
-                                int32_t last_page, int32_t n_tokens, const char *what, tria_error *error)
+static tria_status check_offsets(const tria_tensor *tensor, int32_t n_heads, int32_t first_page,
+                                 int32_t last_page, int32_t n_tokens, const char *what, tria_error *error)
 {
-    const int32_t pack = pack_of(tensor);
-    const int32_t block = tria_dtype_block(tensor->dtype);
-    const int64_t chunk = (int64_t)pack * tria_dtype_block_bytes(tensor->dtype);
-    const int64_t n_chunks = tensor->dim / (pack * block);
+    tria_chunks chunks;
+    tria_tensor_chunks(tensor, &chunks);
     int64_t low = 0;
-    int64_t high = chunk;
+    int64_t high = chunks.bytes;
     bool ok = tensor->offset <= INT64_MAX &&
+              widen(1, (int64_t)tensor->offset, (int64_t)tensor->offset, &low, &high) &&
               widen(tensor->page_stride, first_page, last_page, &low, &high) &&
               widen(tensor->token_stride, 0, n_tokens - 1, &low, &high) &&
               widen(tensor->head_stride, 0, n_heads - 1, &low, &high) &&
-              widen(dim_stride_of(tensor), 0, n_chunks - 1, &low, &high) &&
-              widen(1, (int64_t)tensor->offset, (int64_t)tensor->offset, &low, &high);
+              widen(chunks.stride, 0, chunks.n - 1, &low, &high);
     if (!ok) {
         return tria_fail(error, TRIA_E_ARGUMENT, "%s: offset and strides overflow", what);
     }
-    if (tensor->size != 0 && low < 0) {
-        return tria_fail(error, TRIA_E_ARGUMENT, "%s: rows begin %lld bytes before the buffer", what,
-                         (long long)-low);
+    if (tensor->size != 0 && (low < 0 || (uint64_t)high > tensor->size)) {
+        return tria_fail(error, TRIA_E_ARGUMENT, "%s: rows occupy bytes %lld to %lld of a buffer of %llu",
+                         what, (long long)low, (long long)high, (unsigned long long)tensor->size);
     }
-    if (tensor->size != 0 && (uint64_t)high > tensor->size) {
-        return tria_fail(error, TRIA_E_ARGUMENT, "%s: rows reach byte %lld of a buffer of %llu", what,
-                         (long long)high, (unsigned long long)tensor->size);
+    return TRIA_OK;
+}
+
+static tria_status check_extent(const tria_tensor *tensor, int32_t n_heads, int32_t first_page,
+                                int32_t last_page, int32_t n_tokens, const char *what, tria_error *error)
+{
+    TRIA_TRY(check_offsets(tensor, n_heads, first_page, last_page, n_tokens, what, error));
+    if (tensor->scale_kind >= TRIA_SCALE_HEAD) {
+        const tria_tensor scales = scales_of(tensor);
+        return check_offsets(&scales, n_heads, first_page, last_page, n_tokens, what, error);
     }
     return TRIA_OK;
 }
@@ -359,7 +379,7 @@ tria_status tria_tensor_check_rows(const tria_tensor *tensor, const tria_kv_view
                                    const char *what, tria_error *error)
 {
     int32_t n_pages;
-    const int32_t *table = table_of(view, layer_view, &n_pages);
+    const int32_t *table = tria_page_table(view, layer_view, &n_pages);
     const int32_t tokens = view->tokens_per_page;
     if (tensor->base == NULL) {
         return tria_fail(error, TRIA_E_ARGUMENT, "%s: base is NULL", what);
@@ -407,10 +427,16 @@ tria_status tria_tensor_check_rows(const tria_tensor *tensor, const tria_kv_view
 
 bool tria_tensor_same_layout(const tria_tensor *a, const tria_tensor *b)
 {
-    return a->dtype == b->dtype && a->dim == b->dim && a->page_stride == b->page_stride &&
-           a->token_stride == b->token_stride && a->head_stride == b->head_stride &&
-           dim_stride_of(a) == dim_stride_of(b) && pack_of(a) == pack_of(b) &&
-           a->scale_kind == b->scale_kind &&
+    tria_chunks ca;
+    tria_chunks cb;
+    if (a->dtype != b->dtype || a->dim != b->dim || a->scale_kind != b->scale_kind) {
+        return false;
+    }
+    tria_tensor_chunks(a, &ca);
+    tria_tensor_chunks(b, &cb);
+    return a->page_stride == b->page_stride && a->token_stride == b->token_stride &&
+           a->head_stride == b->head_stride && ca.n == cb.n && ca.bytes == cb.bytes &&
+           ca.stride == cb.stride &&
            (a->scale_kind != TRIA_SCALE_TENSOR || memcmp(&a->scale, &b->scale, sizeof(a->scale)) == 0) &&
            (a->scale_kind < TRIA_SCALE_HEAD || a->scale_head_stride == b->scale_head_stride) &&
            (a->scale_kind < TRIA_SCALE_ROW || (a->scale_page_stride == b->scale_page_stride &&

@@ -50,6 +50,18 @@ float tria_fp8_e5m2_to_f32(uint8_t bits);
 void tria_hadamard_undo_f32(float *row, int32_t dim, int32_t size, const float *signs);
 void tria_hadamard_undo_f64(double *row, int32_t dim, int32_t size, const float *signs);
 
+/* The elements of a row as `n` runs of `bytes` consecutive bytes, `stride` bytes apart; as few as can be. */
+typedef struct tria_chunks {
+    int32_t n;
+    int32_t bytes;
+    int64_t stride;
+} tria_chunks;
+void tria_tensor_chunks(const tria_tensor *tensor, tria_chunks *chunks);
+
+/* The table that translates a layer's rows (its own or the view's), NULL when the cache is one page. */
+const int32_t *tria_page_table(const tria_kv_view *view, const tria_layer_view *layer_view,
+                               int32_t *n_pages);
+
 /* Geometry checks that need no memory: dtype known, dim a multiple of the block, strides of block types,
  * transposed V of a block type, scales given where the dtype needs them, page table sizes, pack. `what`
  * ("layer 3 K") begins the message. */
