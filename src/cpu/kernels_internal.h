@@ -1,0 +1,76 @@
+/* kernels_internal.h - what an instruction set implements; filled in by kernels_template.h. */
+#ifndef TRIA_CPU_KERNELS_INTERNAL_H
+#define TRIA_CPU_KERNELS_INTERNAL_H
+
+#include "cpu/kernels.h"
+
+/* Numbers of frequencies and of content dims in a run are multiples of this in all that a span reads. */
+#define TRIA_LANES 16
+/* Rows a span's caller prepares at a time when it cannot hand over the cache itself. */
+#define TRIA_ROW_BLOCK 16
+
+/* Element types the loops read directly; everything else comes decoded to f32. */
+typedef enum tria_source {
+    TRIA_SOURCE_F32,
+    TRIA_SOURCE_F16,
+    TRIA_SOURCE_BF16,
+    TRIA_SOURCE_Q8_0,
+    TRIA_SOURCE_INT8,
+    TRIA_SOURCE_FP8,
+    TRIA_SOURCE_COUNT
+} tria_source;
+
+/* An fp8 byte becomes an f16 by a shift, then a factor corrects the exponent's bias. */
+typedef struct tria_fp8_format {
+    int32_t shift;     /* of the 7 bits below the sign */
+    int32_t nan_mask;  /* the byte is NaN when (byte & nan_mask) == nan_value, */
+    int32_t nan_value; /* beyond what the f16 says itself */
+    float factor;
+} tria_fp8_format;
+
+/* Evenly spaced rows whose elements are packed, and the prepared query side. */
+typedef struct tria_score_span {
+    const unsigned char *rows;
+    int64_t row_stride;
+    int32_t row_bytes;
+    int32_t n_rows;
+    int64_t prefetch;            /* from a row to the one to fetch ahead, in bytes */
+    const unsigned char *scales; /* f32 of the first row (int8, fp8) */
+    int64_t scale_stride;
+    tria_fp8_format fp8;
+    int32_t rotary_begin;
+    int32_t n_freq;
+    int32_t content_begin[2]; /* the runs of dims before and behind the rotary slice */
+    int32_t content_count[2];
+    int32_t n_heads;
+    const float *lin; /* [n_heads] of real [n_freq], imaginary [n_freq], content */
+    int64_t lin_stride;
+    const float *mag;          /* [n_heads][n_freq] */
+    const float *const *terms; /* as in tria_score_job */
+    float *const *out;
+    int32_t first; /* index of the first row in terms and out */
+} tria_score_span;
+
+typedef void (*tria_span_kernel)(const tria_score_span *span);
+
+struct tria_cpu_kernels {
+    const char *name;
+    int32_t features;
+    /* [source][interleaved][with magnitudes] */
+    tria_span_kernel score[TRIA_SOURCE_COUNT][2][2];
+    /* Of the finite ones: their number and sum; then the sums of x - mean and its square. */
+    void (*sum)(const float *x, int32_t n, double *count, double *sum);
+    void (*deviations)(const float *x, int32_t n, float mean, double *sum, double *squares);
+    void (*group)(const float *const *scores, const tria_head_scale *scales, int32_t n_heads,
+                  int32_t n_rows, bool mean, float *z);
+};
+
+extern const tria_cpu_kernels tria_cpu_kernels_c;
+#if defined(__x86_64__)
+extern const tria_cpu_kernels tria_cpu_kernels_avx2;
+extern const tria_cpu_kernels tria_cpu_kernels_avx512;
+#elif defined(__aarch64__)
+extern const tria_cpu_kernels tria_cpu_kernels_neon;
+#endif
+
+#endif

@@ -1,0 +1,323 @@
+/*
+ * kernels_template.h - the loops, written once over vectors; included by one file per instruction set.
+ *
+ * The file defines before: NAME(x), TARGET (function attributes), LANES, TILE_ROWS, the type vf and
+ *   vf_set1 vf_load vf_store vf_add vf_sub vf_mul vf_div vf_fma(a, b, c) = a*b + c, vf_sqrt
+ *   vf_max_number(a, b): b where a is NaN; vf_if_finite(x, a, b): a where x is finite, else b
+ *   vf_load_f16 vf_load_bf16 vf_load_i8 vf_load_fp8(pointer, format), scalar_f16(pointer)
+ *   vf_deinterleave(a, b, &even, &odd), reduce_tile(acc, n_heads, out): out[head][row] = lane sums
+ *
+ * Rows are taken TILE_ROWS at a time so that a weight, once loaded, serves them all. A tile's last rows
+ * are repeated when there are too few, so every row goes through the same instructions.
+ */
+#define TILE_HEADS 4
+
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+#define INLINE static inline __attribute__((always_inline)) TARGET
+
+INLINE vf NAME(load)(const tria_score_span *span, const unsigned char *row, vf scale, int32_t element,
+                     int source)
+{
+    switch (source) {
+    case TRIA_SOURCE_F16:
+        return vf_load_f16(row + element * (int64_t)2);
+    case TRIA_SOURCE_BF16:
+        return vf_load_bf16(row + element * (int64_t)2);
+    case TRIA_SOURCE_Q8_0: {
+        const unsigned char *block = row + element / 32 * (int64_t)34;
+        return vf_mul(vf_load_i8(block + 2 + element % 32), vf_set1(scalar_f16(block)));
+    }
+    case TRIA_SOURCE_INT8:
+        return vf_mul(vf_load_i8(row + element), scale);
+    case TRIA_SOURCE_FP8:
+        return vf_mul(vf_load_fp8(row + element, &span->fp8), scale);
+    default:
+        return vf_load(row + element * (int64_t)4);
+    }
+}
+
+INLINE void NAME(load_pair)(const tria_score_span *span, const unsigned char *row, vf scale, int32_t f,
+                            int source, bool interleaved, vf *real, vf *imag)
+{
+    int32_t first = span->rotary_begin + (interleaved ? 2 * f : f);
+    int32_t second = first + (interleaved ? LANES : span->n_freq);
+    vf a = NAME(load)(span, row, scale, first, source);
+    vf b = NAME(load)(span, row, scale, second, source);
+    if (interleaved) {
+        vf_deinterleave(a, b, real, imag);
+    } else {
+        *real = a;
+        *imag = b;
+    }
+}
+
+/* out[head][row] for TILE_ROWS rows and n_heads <= TILE_HEADS. */
+INLINE void NAME(tile)(const tria_score_span *span, const unsigned char *const *rows, const vf *scales,
+                       int32_t first_head, int source, bool interleaved, bool with_mag, int n_heads,
+                       float *out)
+{
+    const float *lin = span->lin + first_head * span->lin_stride;
+    const float *mag = with_mag ? span->mag + (int64_t)first_head * span->n_freq : NULL;
+    vf acc[TILE_HEADS][TILE_ROWS];
+    UNROLL
+    for (int h = 0; h < TILE_HEADS; h++) {
+        UNROLL
+        for (int r = 0; r < TILE_ROWS; r++) {
+            acc[h][r] = vf_set1(0.0f);
+        }
+    }
+    for (int32_t f = 0; f < span->n_freq; f += LANES) {
+        vf real[TILE_ROWS], imag[TILE_ROWS];
+        UNROLL
+        for (int r = 0; r < TILE_ROWS; r++) {
+            NAME(load_pair)(span, rows[r], scales[r], f, source, interleaved, &real[r], &imag[r]);
+        }
+        UNROLL
+        for (int h = 0; h < n_heads; h++) {
+            vf w_real = vf_load(lin + h * span->lin_stride + f);
+            vf w_imag = vf_load(lin + h * span->lin_stride + span->n_freq + f);
+            UNROLL
+            for (int r = 0; r < TILE_ROWS; r++) {
+                acc[h][r] = vf_fma(real[r], w_real, acc[h][r]);
+                acc[h][r] = vf_fma(imag[r], w_imag, acc[h][r]);
+            }
+        }
+        if (with_mag) {
+            UNROLL
+            for (int r = 0; r < TILE_ROWS; r++) {
+                real[r] = vf_sqrt(vf_fma(real[r], real[r], vf_mul(imag[r], imag[r])));
+            }
+            UNROLL
+            for (int h = 0; h < n_heads; h++) {
+                vf a = vf_load(mag + (int64_t)h * span->n_freq + f);
+                UNROLL
+                for (int r = 0; r < TILE_ROWS; r++) {
+                    acc[h][r] = vf_fma(real[r], a, acc[h][r]);
+                }
+            }
+        }
+    }
+    lin += 2 * (int64_t)span->n_freq;
+    for (int run = 0; run < 2; run++) {
+        for (int32_t d = 0; d < span->content_count[run]; d += LANES) {
+            vf x[TILE_ROWS];
+            UNROLL
+            for (int r = 0; r < TILE_ROWS; r++) {
+                x[r] = NAME(load)(span, rows[r], scales[r], span->content_begin[run] + d, source);
+            }
+            UNROLL
+            for (int h = 0; h < n_heads; h++) {
+                vf w = vf_load(lin + h * span->lin_stride + d);
+                UNROLL
+                for (int r = 0; r < TILE_ROWS; r++) {
+                    acc[h][r] = vf_fma(x[r], w, acc[h][r]);
+                }
+            }
+        }
+        lin += span->content_count[run];
+    }
+    NAME(reduce_tile)(acc, n_heads, out);
+}
+
+INLINE void NAME(tile_heads)(const tria_score_span *span, int32_t first_row, int32_t first_head,
+                             int n_heads, int source, bool interleaved, bool with_mag)
+{
+    const unsigned char *rows[TILE_ROWS];
+    vf scales[TILE_ROWS];
+    float out[TILE_HEADS * TILE_ROWS];
+    int32_t last = span->n_rows - 1 - first_row;
+    UNROLL
+    for (int r = 0; r < TILE_ROWS; r++) {
+        int64_t row = first_row + (r < last ? r : last);
+        rows[r] = span->rows + row * span->row_stride;
+        scales[r] = vf_set1(0.0f);
+        if (source == TRIA_SOURCE_INT8 || source == TRIA_SOURCE_FP8) {
+            float scale;
+            memcpy(&scale, span->scales + row * span->scale_stride, sizeof(scale));
+            scales[r] = vf_set1(source == TRIA_SOURCE_FP8 ? scale * span->fp8.factor : scale);
+        }
+    }
+    if (first_head == 0) {
+        UNROLL
+        for (int r = 0; r < TILE_ROWS; r++) {
+            for (int32_t b = 0; b < span->row_bytes; b += 64) {
+                __builtin_prefetch(
+                    (const void *)((uintptr_t)rows[r] + (uintptr_t)span->prefetch + (uintptr_t)b));
+            }
+        }
+    }
+    switch (n_heads) {
+    case 1:
+        NAME(tile)(span, rows, scales, first_head, source, interleaved, with_mag, 1, out);
+        break;
+    case 2:
+        NAME(tile)(span, rows, scales, first_head, source, interleaved, with_mag, 2, out);
+        break;
+    case 3:
+        NAME(tile)(span, rows, scales, first_head, source, interleaved, with_mag, 3, out);
+        break;
+    default:
+        NAME(tile)(span, rows, scales, first_head, source, interleaved, with_mag, 4, out);
+        break;
+    }
+    for (int h = 0; h < n_heads; h++) {
+        int64_t index = (int64_t)span->first + first_row;
+        float *to = span->out[first_head + h] + index;
+        const float *terms = span->terms != NULL ? span->terms[first_head + h] + index : NULL;
+        for (int r = 0; r < TILE_ROWS && r <= last; r++) {
+            to[r] = terms != NULL ? out[h * TILE_ROWS + r] + terms[r] : out[h * TILE_ROWS + r];
+        }
+    }
+}
+
+/* Blocks of rows that stay in the first cache while the heads go by, TILE_HEADS or fewer at a time. */
+INLINE void NAME(span)(const tria_score_span *span, int source, bool interleaved, bool with_mag)
+{
+    int32_t n_parts = (span->n_heads + TILE_HEADS - 1) / TILE_HEADS;
+    for (int32_t block = 0; block < span->n_rows; block += TRIA_ROW_BLOCK) {
+        int32_t end = span->n_rows - block < TRIA_ROW_BLOCK ? span->n_rows : block + TRIA_ROW_BLOCK;
+        for (int32_t part = 0; part < n_parts; part++) {
+            int32_t head = (int32_t)((int64_t)span->n_heads * part / n_parts);
+            int32_t next = (int32_t)((int64_t)span->n_heads * (part + 1) / n_parts);
+            for (int32_t row = block; row < end; row += TILE_ROWS) {
+                NAME(tile_heads)(span, row, head, (int)(next - head), source, interleaved, with_mag);
+            }
+        }
+    }
+}
+
+#define SPAN_KERNEL(label, source, interleaved, with_mag)                                                  \
+    static TARGET void NAME(label)(const tria_score_span *span)                                            \
+    {                                                                                                      \
+        NAME(span)(span, source, interleaved, with_mag);                                                   \
+    }
+#define SPAN_KERNELS(label, source)                                                                        \
+    SPAN_KERNEL(label##_half, source, false, false)                                                        \
+    SPAN_KERNEL(label##_half_mag, source, false, true)                                                     \
+    SPAN_KERNEL(label##_interleaved, source, true, false)                                                  \
+    SPAN_KERNEL(label##_interleaved_mag, source, true, true)
+SPAN_KERNELS(score_f32, TRIA_SOURCE_F32)
+SPAN_KERNELS(score_f16, TRIA_SOURCE_F16)
+SPAN_KERNELS(score_bf16, TRIA_SOURCE_BF16)
+SPAN_KERNELS(score_q8_0, TRIA_SOURCE_Q8_0)
+SPAN_KERNELS(score_int8, TRIA_SOURCE_INT8)
+SPAN_KERNELS(score_fp8, TRIA_SOURCE_FP8)
+
+/* The last LANES or fewer values, filled up with NaN, which sums leave out. */
+INLINE vf NAME(load_tail)(const float *x, int32_t n)
+{
+    float padded[LANES];
+    for (int32_t i = 0; i < LANES; i++) {
+        padded[i] = i < n ? x[i] : NAN;
+    }
+    return vf_load(padded);
+}
+
+INLINE double NAME(lane_sum)(vf x)
+{
+    float lanes[LANES];
+    double sum = 0.0;
+    vf_store(lanes, x);
+    for (int i = 0; i < LANES; i++) {
+        sum += (double)lanes[i];
+    }
+    return sum;
+}
+
+static TARGET void NAME(sum)(const float *x, int32_t n, double *count, double *sum)
+{
+    const vf zero = vf_set1(0.0f), one = vf_set1(1.0f);
+    vf counts = zero, sums = zero;
+    for (int32_t i = 0; i < n; i += LANES) {
+        vf v = n - i < LANES ? NAME(load_tail)(x + i, n - i) : vf_load(x + i);
+        sums = vf_add(sums, vf_if_finite(v, v, zero));
+        counts = vf_add(counts, vf_if_finite(v, one, zero));
+    }
+    *count = NAME(lane_sum)(counts);
+    *sum = NAME(lane_sum)(sums);
+}
+
+static TARGET void NAME(deviations)(const float *x, int32_t n, float mean, double *sum, double *squares)
+{
+    const vf zero = vf_set1(0.0f), centre = vf_set1(mean);
+    vf sums = zero, squared = zero;
+    for (int32_t i = 0; i < n; i += LANES) {
+        vf v = n - i < LANES ? NAME(load_tail)(x + i, n - i) : vf_load(x + i);
+        vf d = vf_if_finite(v, vf_sub(v, centre), zero);
+        sums = vf_add(sums, d);
+        squared = vf_fma(d, d, squared);
+    }
+    *sum = NAME(lane_sum)(sums);
+    *squares = NAME(lane_sum)(squared);
+}
+
+/* x - x is 0 for finite x and NaN otherwise: it makes an infinite score NaN whatever its scale. */
+INLINE vf NAME(normalised)(vf x, const tria_head_scale *scale)
+{
+    vf centred = vf_sub(vf_sub(x, vf_set1(scale->mean_high)), vf_set1(scale->mean_low));
+    return vf_fma(centred, vf_set1(scale->inverse), vf_sub(x, x));
+}
+
+INLINE vf NAME(group_max)(const float *const *scores, const tria_head_scale *scales, int32_t n_heads,
+                          int32_t row, int32_t n)
+{
+    vf best = vf_set1(-INFINITY);
+    for (int32_t h = 0; h < n_heads; h++) {
+        const float *x = scores[h] + row;
+        vf v = n < LANES ? NAME(load_tail)(x, n) : vf_load(x);
+        best = vf_max_number(NAME(normalised)(v, &scales[h]), best);
+    }
+    return vf_if_finite(best, best, vf_set1(NAN));
+}
+
+INLINE vf NAME(group_mean)(const float *const *scores, const tria_head_scale *scales, int32_t n_heads,
+                           int32_t row, int32_t n)
+{
+    const vf zero = vf_set1(0.0f), one = vf_set1(1.0f);
+    vf sum = zero, count = zero;
+    for (int32_t h = 0; h < n_heads; h++) {
+        const float *x = scores[h] + row;
+        vf v = n < LANES ? NAME(load_tail)(x, n) : vf_load(x);
+        sum = vf_add(sum, vf_if_finite(v, NAME(normalised)(v, &scales[h]), zero));
+        count = vf_add(count, vf_if_finite(v, one, zero));
+    }
+    return vf_div(sum, count);
+}
+
+static TARGET void NAME(group)(const float *const *scores, const tria_head_scale *scales, int32_t n_heads,
+                               int32_t n_rows, bool mean, float *z)
+{
+    for (int32_t i = 0; i < n_rows; i += LANES) {
+        int32_t n = n_rows - i;
+        vf v = mean ? NAME(group_mean)(scores, scales, n_heads, i, n)
+                    : NAME(group_max)(scores, scales, n_heads, i, n);
+        if (n < LANES) {
+            float lanes[LANES];
+            vf_store(lanes, v);
+            memcpy(z + i, lanes, (size_t)n * sizeof(float));
+        } else {
+            vf_store(z + i, v);
+        }
+    }
+}
+
+#define SPAN_ENTRY(label)                                                                                  \
+    {                                                                                                      \
+        {NAME(label##_half), NAME(label##_half_mag)},                                                      \
+        {                                                                                                  \
+            NAME(label##_interleaved), NAME(label##_interleaved_mag)                                       \
+        }                                                                                                  \
+    }
+const tria_cpu_kernels NAME(tria_cpu_kernels) = {
+    KERNELS_NAME,
+    KERNELS_FEATURES,
+    {SPAN_ENTRY(score_f32), SPAN_ENTRY(score_f16), SPAN_ENTRY(score_bf16), SPAN_ENTRY(score_q8_0),
+     SPAN_ENTRY(score_int8), SPAN_ENTRY(score_fp8)},
+    NAME(sum),
+    NAME(deviations),
+    NAME(group),
+};

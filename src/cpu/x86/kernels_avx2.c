@@ -1,0 +1,114 @@
+/* kernels_avx2.c - vectors of eight, for x86 with AVX2, FMA and F16C. */
+#include "cpu/kernels_internal.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#define NAME(x) x##_avx2
+#define TARGET __attribute__((target("avx2,fma,f16c")))
+#define LANES 8
+#define TILE_ROWS 2 /* 8 sums, 4 halves of keys and a weight fill the 16 registers */
+#define KERNELS_NAME "avx2"
+#define KERNELS_FEATURES TRIA_CPU_AVX2
+#define OP static inline __attribute__((always_inline)) TARGET
+
+typedef __m256 vf;
+
+OP vf vf_set1(float x)
+{
+    return _mm256_set1_ps(x);
+}
+OP vf vf_load(const void *from)
+{
+    return _mm256_loadu_ps(from);
+}
+OP void vf_store(float *to, vf x)
+{
+    _mm256_storeu_ps(to, x);
+}
+OP vf vf_add(vf a, vf b)
+{
+    return _mm256_add_ps(a, b);
+}
+OP vf vf_sub(vf a, vf b)
+{
+    return _mm256_sub_ps(a, b);
+}
+OP vf vf_mul(vf a, vf b)
+{
+    return _mm256_mul_ps(a, b);
+}
+OP vf vf_div(vf a, vf b)
+{
+    return _mm256_div_ps(a, b);
+}
+OP vf vf_fma(vf a, vf b, vf c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+OP vf vf_sqrt(vf x)
+{
+    return _mm256_sqrt_ps(x);
+}
+OP vf vf_max_number(vf a, vf b)
+{
+    return _mm256_max_ps(a, b); /* b when either is NaN */
+}
+OP vf vf_if_finite(vf x, vf a, vf b)
+{
+    vf finite = _mm256_cmp_ps(_mm256_sub_ps(x, x), _mm256_setzero_ps(), _CMP_EQ_OQ);
+    return _mm256_blendv_ps(b, a, finite);
+}
+OP float scalar_f16(const void *from)
+{
+    uint16_t half;
+    memcpy(&half, from, sizeof(half));
+    return _cvtsh_ss(half);
+}
+OP vf vf_load_f16(const void *from)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128(from));
+}
+OP vf vf_load_bf16(const void *from)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(from)), 16));
+}
+OP vf vf_load_i8(const void *from)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from)));
+}
+OP vf vf_load_fp8(const void *from, const tria_fp8_format *format)
+{
+    __m128i byte = _mm_cvtepu8_epi16(_mm_loadl_epi64(from));
+    __m128i sign = _mm_slli_epi16(_mm_and_si128(byte, _mm_set1_epi16(0x80)), 8);
+    __m128i rest =
+        _mm_sll_epi16(_mm_and_si128(byte, _mm_set1_epi16(0x7f)), _mm_cvtsi32_si128(format->shift));
+    __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(byte, _mm_set1_epi16((int16_t)format->nan_mask)),
+                                  _mm_set1_epi16((int16_t)format->nan_value));
+    nan = _mm_and_si128(nan, _mm_set1_epi16(0x7e00));
+    return _mm256_cvtph_ps(_mm_or_si128(_mm_or_si128(sign, rest), nan));
+}
+OP void vf_deinterleave(vf a, vf b, vf *even, vf *odd)
+{
+    /* Within 128-bit lanes first, then the lanes' halves into order. */
+    __m256d low = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88));
+    __m256d high = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xdd));
+    *even = _mm256_castpd_ps(_mm256_permute4x64_pd(low, 0xd8));
+    *odd = _mm256_castpd_ps(_mm256_permute4x64_pd(high, 0xd8));
+}
+/* Every head's two rows at once, in the same order for all. */
+OP void reduce_tile_avx2(vf acc[][TILE_ROWS], int n_heads, float *out)
+{
+    for (int h = 0; h < n_heads; h += 2) {
+        vf a = _mm256_hadd_ps(acc[h][0], acc[h][1]);
+        vf b = _mm256_hadd_ps(acc[h + 1][0], acc[h + 1][1]);
+        vf c = _mm256_hadd_ps(a, b);
+        _mm_storeu_ps(out + h * TILE_ROWS,
+                      _mm_add_ps(_mm256_castps256_ps128(c), _mm256_extractf128_ps(c, 1)));
+    }
+}
+
+#include "cpu/kernels_template.h"
+#endif
