@@ -91,6 +91,14 @@ static int check_usage(const inputs *in, const char *command)
     return CLI_CONTINUE;
 }
 
+/* Fatal findings become the error, notes are `tria inspect`'s. */
+static void report_finding(void *context, tria_finding_severity severity, int32_t layer, const char *text)
+{
+    if (severity == TRIA_FINDING_WARNING) {
+        cli_report_finding(context, severity, layer, text);
+    }
+}
+
 static int load_model_and_calibration(inputs *in)
 {
     tria_error error;
@@ -100,8 +108,9 @@ static int load_model_and_calibration(inputs *in)
     if (cli_load_calibration(in->calibration_path, in->model, &in->calibration, &error) != TRIA_OK) {
         return cli_library_error(in->calibration_path, &error);
     }
-    if (in->model == NULL &&
-        tria_model_from_calibration(in->calibration, cli_env(), &in->model, &error) != TRIA_OK) {
+    if (in->model != NULL &&
+        tria_calibration_match(in->calibration, in->model, report_finding,
+                               (void *)(uintptr_t)in->calibration_path, &error) != TRIA_OK) {
         return cli_library_error(in->calibration_path, &error);
     }
     return CLI_CONTINUE;
@@ -219,8 +228,7 @@ int inputs_load(inputs *in, const char *command)
     tria_event_init(&in->event);
     code = code == CLI_CONTINUE ? load_model_and_calibration(in) : code;
     code = code == CLI_CONTINUE ? inputs_load_keys(in) : code;
-    code = code == CLI_CONTINUE ? inputs_choose_layers(in) : code;
-    code = code == CLI_CONTINUE ? inputs_apply_options(in) : code;
+    code = code == CLI_CONTINUE ? inputs_build_model(in) : code;
     code = code == CLI_CONTINUE ? inputs_build_view(in) : code;
     code = code == CLI_CONTINUE ? load_positions(in) : code;
     code = code == CLI_CONTINUE ? load_layer_weights(in) : code;

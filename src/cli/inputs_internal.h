@@ -10,10 +10,8 @@ const npy_array *inputs_keys_of(const inputs *in, int32_t index, int64_t *layer)
 /* Elements of a row; blocks of quantised types are counted by their elements. 0: no whole number, or more
  * than there may be. */
 int32_t inputs_keys_dim(const inputs *in, const npy_array *array);
-/* Which layers the plan has: those the keys belong to and those that read their caches. */
-int inputs_choose_layers(inputs *in);
-/* Replaces in->model by one with keys and options applied to the plan's layers. */
-int inputs_apply_options(inputs *in);
+/* Chooses the plan's layers and makes in->model, with keys and options applied. */
+int inputs_build_model(inputs *in);
 int inputs_build_view(inputs *in);
 
 #endif
