@@ -2,9 +2,10 @@
  * tria/backend.h - finding backends and opening devices.
  *
  * "cpu" and "reference" (the double-precision oracle, slow, for checks) are built in. "cuda", "hip" and
- * "vulkan" are plugins: shared libraries tria-<name>.so (libtria_<name>.so) that export one symbol,
- * tria_backend_v1 (see backend_v1.h), found in this order: the path given, the environment variable
- * TRIA_BACKEND_PATH (folders separated by ':'), the folder the library was installed to.
+ * "vulkan" are plugins: shared libraries libtria-<name>.so that export one symbol, tria_backend_v1
+ * (see backend_v1.h), looked for in this order: the folders of the path given, those of the environment
+ * variable TRIA_BACKEND_PATH (both separated by ':'), then the folder "tria" beside the library and the
+ * library's own folder. The current directory is never searched.
  */
 #ifndef TRIA_BACKEND_H
 #define TRIA_BACKEND_H

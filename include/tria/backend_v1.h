@@ -92,6 +92,8 @@ typedef struct tria_v1_plan {
     int32_t hadamard_size; /* 0 unless TRIA_K_HADAMARD */
     const float *hadamard_signs;
     int32_t all_by_position; /* nothing at all is calibrated */
+    int32_t partial_heads;   /* other ranks own other KV heads of these layers */
+    int32_t partial_layers;  /* other ranks own other layers */
     int32_t tokens_per_page; /* 0: no page table */
     int64_t lin_count;       /* floats fold() writes */
     int64_t mag_count;

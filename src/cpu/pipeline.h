@@ -1,0 +1,88 @@
+/*
+ * pipeline.h - the CPU backend's context and the steps of an event.
+ *
+ *     score.c       per KV head: raw scores of its group, moments, normalise and group   (sections 2, 3)
+ *     aggregate.c   per set: over heads and layers by mode, neighbour pooling            (section 3)
+ *     select.c      per set: protected rows and best candidates                          (section 4)
+ *     backend.c     memory, workers, and the backend table
+ */
+#ifndef TRIA_CPU_PIPELINE_H
+#define TRIA_CPU_PIPELINE_H
+
+#include "cpu/kernels.h"
+#include "cpu/rules.h"
+#include "cpu/threads.h"
+#include "plan_internal.h"
+
+#include <stdatomic.h>
+
+/* What one worker needs beside its job; workers never share it. */
+typedef struct tria_worker {
+    float *raw;              /* [max_group][stride] */
+    float **out;             /* [max_group] where the raw scores of each head go */
+    const float **lin;       /* [max_group] */
+    const float **mag;       /* [max_group] */
+    const float **terms;     /* [max_group] */
+    tria_moments *moments;   /* [max_group] */
+    tria_head_scale *scales; /* [max_group] */
+    uint8_t *mask;           /* [stride] protected rows */
+    uint32_t *words;         /* [2][stride] selection and ordering */
+    float *row;              /* [stride] one row of scores */
+    void *kernel_scratch;
+} tria_worker;
+
+typedef struct tria_cpu_context tria_cpu_context;
+typedef void (*tria_cpu_job)(tria_cpu_context *c, tria_worker *worker, int32_t job);
+
+struct tria_cpu_context {
+    const tria_v1_plan *plan;
+    const tria_v1_host *host;
+    const tria_cpu_kernels *kernels;
+    tria_pool *pool;
+    tria_parallel_for parallel_for;
+    void *parallel_context;
+    int32_t n_workers;
+    tria_worker *workers;
+    int64_t stride;         /* rows per slot: max_rows, rounded up to whole cache lines */
+    bool has_sums;          /* some KV head borrows scores */
+    bool scores_reach_sets; /* per_layer_per_head: grouped scores are the final ones */
+    float *lin;             /* [lin_count] of the current event */
+    float *grouped;         /* [n_kv][stride] of the current event, unless scores_reach_sets */
+    float *sums;            /* [n_kv][stride] sum of z over the slot's calibrated heads, when has_sums */
+    float *counts;          /* [n_kv][stride] how many of them are finite */
+    float *final;           /* [max_sequences][n_sets][stride] */
+    float *reduce;          /* [stride] counts that travel with an all-reduced mean */
+    float *zeros;           /* [stride] */
+    float **rotation; /* [n_layers] tables, shared between layers of equal frequencies; raw keys only */
+    _Atomic uint8_t *bad_rows; /* [stride] */
+    int32_t *n_nan;            /* [max_sequences] */
+    _Atomic int32_t n_zero_heads;
+    int32_t *zero_heads; /* [max_sequences] */
+    void *compact_scratch;
+
+    /* the jobs of the current step */
+    const tria_v1_event *event;
+    int32_t event_index;
+    int32_t n_jobs;
+    _Atomic int32_t next_job;
+    tria_cpu_job job;
+    _Atomic int32_t over_budget;
+};
+
+/* Runs `job` for 0 ... n_jobs-1 on all workers. */
+void tria_cpu_run(tria_cpu_context *c, tria_cpu_job job, int32_t n_jobs);
+
+/* The grouped scores of a KV slot in the current event. */
+float *tria_cpu_grouped(const tria_cpu_context *c, int32_t slot);
+/* The final scores of a set in the current event. */
+float *tria_cpu_final(const tria_cpu_context *c, int32_t set);
+
+/* The steps; each a tria_cpu_job over KV slots or sets. */
+void tria_cpu_score_slot(tria_cpu_context *c, tria_worker *worker, int32_t slot);
+void tria_cpu_aggregate_set(tria_cpu_context *c, tria_worker *worker, int32_t set);
+void tria_cpu_pool_set(tria_cpu_context *c, tria_worker *worker, int32_t set);
+void tria_cpu_select_set(tria_cpu_context *c, tria_worker *worker, int32_t set);
+/* Between aggregating and pooling, on the calling thread. */
+tria_status tria_cpu_reduce(tria_cpu_context *c, void *stream, tria_error *error);
+
+#endif

@@ -1,0 +1,211 @@
+/* score.c - one KV head: raw scores of its query heads in one read of K, then normalised and grouped. */
+#include "cpu/pipeline.h"
+#include "kv_view_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+/* The user's row for a query slot, or the worker's. */
+static float *raw_target(const tria_cpu_context *c, const tria_worker *w, int32_t query, int32_t nth)
+{
+    const tria_scores *scores = c->event->scores;
+    if (scores != NULL && scores->raw != NULL) {
+        return (float *)scores->raw + query * scores->row_stride;
+    }
+    return w->raw + nth * c->stride;
+}
+
+static void fill_nan(float *row, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        row[i] = NAN;
+    }
+}
+
+/* Notes the rows some head could not score; only called when there are any. */
+static void mark_bad_rows(tria_cpu_context *c, const float *scores, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        if (!isfinite(scores[i])) {
+            atomic_store_explicit(&c->bad_rows[i], 1, memory_order_relaxed);
+        }
+    }
+}
+
+/* Keys that read back as zeros are a sign of a cache that was never written; scores alone cannot tell. */
+static bool keys_are_zero(const tria_worker *w, const tria_rows *rows, int32_t n, int32_t dim)
+{
+    float *key = w->row;
+    for (int32_t i = 0; i < n; i++) {
+        tria_rows_decode_f32(rows, i, dim, key);
+        for (int32_t d = 0; d < dim; d++) {
+            if (key[d] != 0.0F) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* How each head's scores become z; replaces the scores of a head without any finite row by zeros. */
+static void choose_scales(tria_cpu_context *c, tria_worker *w, int32_t slot, int32_t n_heads, int32_t n)
+{
+    const int32_t over = c->plan->params->normalize_over;
+    if (over == TRIA_NORMALIZE_CANDIDATES) {
+        tria_protect(c->plan, c->event->event, slot, n, w->mask);
+    }
+    for (int32_t h = 0; h < n_heads; h++) {
+        const bool any_finite = w->moments[h].count > 0;
+        if (over == TRIA_NORMALIZE_NONE) {
+            const tria_head_scale identity = {0.0F, 0.0F, 1.0F};
+            w->scales[h] = identity;
+            continue;
+        }
+        if (over == TRIA_NORMALIZE_CANDIDATES) {
+            tria_moments_of(c->kernels, w->out[h], w->mask, n, &w->moments[h]);
+        }
+        w->scales[h] = tria_head_scale_of(&w->moments[h]);
+        if (!any_finite) {
+            w->out[h] = c->zeros;
+        }
+    }
+}
+
+/* Sum and number of the finite z of a slot's heads, for KV heads that borrow them. */
+static void sum_heads(const tria_cpu_context *c, const tria_worker *w, int32_t slot, int32_t n_heads,
+                      int32_t n)
+{
+    float *sums = c->sums + slot * c->stride;
+    float *counts = c->counts + slot * c->stride;
+    memset(sums, 0, sizeof(*sums) * (size_t)n);
+    memset(counts, 0, sizeof(*counts) * (size_t)n);
+    for (int32_t h = 0; h < n_heads; h++) {
+        const tria_head_scale scale = w->scales[h];
+        for (int32_t i = 0; i < n; i++) {
+            if (isfinite(w->out[h][i])) {
+                sums[i] += (w->out[h][i] - scale.mean_high - scale.mean_low) * scale.inverse;
+                counts[i] += 1.0F;
+            }
+        }
+    }
+}
+
+/* `global`: normalised once more over the same rows, then weighted. */
+static void weigh_for_global(tria_cpu_context *c, tria_worker *w, int32_t slot, int32_t n, float *grouped)
+{
+    const int32_t over = c->plan->params->normalize_over;
+    const float weight = c->plan->layers[c->plan->kv[slot].layer].weight;
+    tria_head_scale scale = {0.0F, 0.0F, 1.0F};
+    tria_moments all;
+    tria_moments_of(c->kernels, grouped, NULL, n, &all);
+    if (over != TRIA_NORMALIZE_NONE) {
+        tria_moments moments = all;
+        if (over == TRIA_NORMALIZE_CANDIDATES) {
+            tria_moments_of(c->kernels, grouped, w->mask, n, &moments);
+        }
+        scale = tria_head_scale_of(&moments);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        const float z = (grouped[i] - scale.mean_high - scale.mean_low) * scale.inverse;
+        grouped[i] = over != TRIA_NORMALIZE_NONE && all.count == 0 ? 0.0F : z * weight;
+    }
+}
+
+static void group(tria_cpu_context *c, tria_worker *w, int32_t slot, int32_t n_heads, int32_t n)
+{
+    const tria_plan_params *params = c->plan->params;
+    const tria_scores *scores = c->event->scores;
+    const bool mean = params->group == TRIA_AGGREGATE_MEAN;
+    const float *const *raw = (const float *const *)w->out;
+    float *grouped = tria_cpu_grouped(c, slot);
+
+    tria_group_rows(c->kernels, raw, w->scales, n_heads, n, mean, grouped);
+    if (scores != NULL && scores->grouped != NULL) {
+        memcpy((float *)scores->grouped + slot * scores->row_stride, grouped, sizeof(float) * (size_t)n);
+    }
+    if (params->mode == TRIA_MODE_UNION && mean) {
+        tria_group_rows(c->kernels, raw, w->scales, n_heads, n, false,
+                        grouped); /* `group` does not enter */
+    }
+    if (params->mode == TRIA_MODE_GLOBAL) {
+        weigh_for_global(c, w, slot, n, grouped);
+    }
+    if (c->has_sums) {
+        sum_heads(c, w, slot, n_heads, n);
+    }
+}
+
+void tria_cpu_score_slot(tria_cpu_context *c, tria_worker *w, int32_t slot)
+{
+    const tria_v1_plan *plan = c->plan;
+    const tria_event *event = c->event->event;
+    const tria_v1_kv *kv = &plan->kv[slot];
+    const tria_v1_layer *layer = &plan->layers[kv->layer];
+    const tria_layer_view *view = &event->kv->layers[kv->layer];
+    const tria_scores *scores = c->event->scores;
+    const int32_t n = c->event->rows[slot];
+    const bool wanted = scores != NULL && (scores->raw != NULL || scores->grouped != NULL);
+    int32_t n_heads = 0;
+    tria_rows rows;
+
+    if (n == 0 || (kv->set < 0 && !wanted)) {
+        return;
+    }
+    for (int32_t g = kv->group_begin; g < kv->group_end; g++) {
+        const tria_v1_query *query = &plan->queries[plan->group[g]];
+        if (query->calibrated) {
+            w->out[n_heads] = raw_target(c, w, plan->group[g], n_heads);
+            w->lin[n_heads] = c->lin + query->lin_offset;
+            w->mag[n_heads] = plan->mag + query->mag_offset;
+            n_heads++;
+        } else if (scores != NULL && scores->raw != NULL) {
+            fill_nan((float *)scores->raw + plan->group[g] * scores->row_stride, n);
+        }
+    }
+    if (n_heads == 0) {
+        fill_nan(tria_cpu_grouped(c, slot), n);
+        if (scores != NULL && scores->grouped != NULL) {
+            fill_nan((float *)scores->grouped + slot * scores->row_stride, n);
+        }
+        if (c->has_sums) {
+            sum_heads(c, w, slot, 0, n);
+        }
+        return;
+    }
+    tria_rows_init(&rows, event->kv, view, &view->k, kv->head);
+    const tria_score_job job = {
+        .rows = &rows,
+        .first_row = 0,
+        .n_rows = n,
+        .head_dim = layer->head_dim,
+        .rotary_dim = layer->rotary_dim,
+        .rotary_offset = layer->rotary_offset,
+        .rope_style = layer->rope_style,
+        .k_state = plan->k_state,
+        .hadamard_size = plan->hadamard_size,
+        .hadamard_signs = plan->hadamard_signs,
+        .rotation_tables = c->rotation != NULL ? c->rotation[kv->layer] : NULL,
+        .positions = tria_event_positions(event, kv->layer, kv->head),
+        .n_heads = n_heads,
+        .n_lin = plan->n_lin,
+        .lin = w->lin,
+        .mag = w->mag,
+        .terms = NULL,
+        .out = w->out,
+        .moments = w->moments,
+    };
+    tria_score_rows(c->kernels, &job, w->kernel_scratch);
+
+    bool zero = true;
+    for (int32_t h = 0; h < n_heads; h++) {
+        if (w->moments[h].count < n) {
+            mark_bad_rows(c, w->out[h], n);
+        }
+        zero = zero && w->moments[h].count == n && w->moments[h].mean == 0.0 && w->moments[h].m2 == 0.0;
+    }
+    if (zero && keys_are_zero(w, &rows, n, layer->head_dim)) {
+        atomic_fetch_add_explicit(&c->n_zero_heads, 1, memory_order_relaxed);
+    }
+    choose_scales(c, w, slot, n_heads, n);
+    group(c, w, slot, n_heads, n);
+}
