@@ -168,7 +168,7 @@ TRIA_API tria_status tria_sequence_event(tria_sequence *sequence, tria_event *ev
 TRIA_API tria_status tria_sequence_commit(tria_sequence *sequence, const tria_keep *keep,
                                           const tria_compaction *compaction, tria_error *error);
 /* The same checks of `keep` without committing, for before anything is moved. */
-TRIA_API tria_status tria_sequence_check_keep(const tria_sequence *sequence, const tria_keep *keep,
+TRIA_API tria_status tria_sequence_check_keep(tria_sequence *sequence, const tria_keep *keep,
                                               tria_error *error);
 
 typedef struct tria_trace tria_trace; /* tria/trace.h */
@@ -241,7 +241,7 @@ TRIA_API int32_t tria_sequence_bound_rows(const tria_sequence *sequence);
 TRIA_API int32_t tria_sequence_intact_prefix(const tria_sequence *sequence);
 /* Position of each row of (layer, KV head); *n_rows is their number. Valid until the next call that
  * changes the sequence. NULL for a layer or head that does not exist. */
-TRIA_API const int32_t *tria_sequence_positions(const tria_sequence *sequence, int32_t layer,
+TRIA_API const int32_t *tria_sequence_positions(tria_sequence *sequence, int32_t layer,
                                                 int32_t kv_head, int32_t *n_rows);
 /* One line for logs; always terminated. Returns the length it wanted, as snprintf(). */
 TRIA_API int32_t tria_sequence_describe(const tria_sequence *sequence, char *buffer, size_t size);
@@ -261,7 +261,7 @@ TRIA_API tria_status tria_sequence_own_page(tria_sequence *sequence, int32_t ent
 /* The whole state, settings included, as bytes (little-endian, CRC-32C). *size is set to the bytes
  * needed; with data NULL nothing else happens, with too small a capacity the status is CAPACITY.
  * Errors: STATE between event() and commit(). */
-TRIA_API tria_status tria_sequence_save(const tria_sequence *sequence, void *data, size_t capacity,
+TRIA_API tria_status tria_sequence_save(tria_sequence *sequence, void *data, size_t capacity,
                                         size_t *size, tria_error *error);
 /* Errors: FORMAT (damaged, of another version), MEMORY. */
 TRIA_API tria_status tria_sequence_load(const void *data, size_t size, const tria_env *env,
