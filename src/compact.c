@@ -81,7 +81,7 @@ static void move_slot(const compact_job *job, const tria_v1_event *event, int32_
     if (kv->set < 0 || gather.in_place == gather.n_rows) {
         return;
     }
-    if (e->kv != NULL) {
+    if (e->kv != NULL && !job->context->rows_elsewhere) {
         const tria_layer_view *view = &e->kv->layers[kv->layer];
         move_tensor(job, event, &gather, slot, &view->k);
         if (view->v.base != NULL && !tria_compact_v_in_k(&view->k, &view->v)) {
@@ -198,4 +198,11 @@ tria_status tria_cpu_compact(const tria_v1_plan *plan, const tria_v1_event *even
         }
     }
     return TRIA_OK;
+}
+
+tria_status tria_host_compact(const tria_v1_plan *plan, const tria_v1_event *events, int32_t n_events,
+                              int32_t *scratch, tria_error *error)
+{
+    const tria_compact_context context = {.scratch = scratch, .rows_elsewhere = true};
+    return tria_cpu_compact(plan, events, n_events, &context, error);
 }

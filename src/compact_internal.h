@@ -51,6 +51,7 @@ typedef struct tria_compact_context {
     int32_t *scratch; /* [tria_compact_scratch_count()], allocated with the plan */
     /* Moves the kept terms of one KV slot like its rows (tria_gather_lane); NULL without kept terms. */
     void (*move_terms)(tria_terms *terms, int32_t kv_slot, const tria_gather *gather);
+    bool rows_elsewhere; /* another backend moves K and V */
 } tria_compact_context;
 
 /* int32 elements of scratch a plan's compactions need: none without pages, else proportional to the
@@ -61,6 +62,10 @@ size_t tria_compact_scratch_count(const tria_v1_plan *plan);
  * Nothing is written unless every event passes every check. */
 tria_status tria_cpu_compact(const tria_v1_plan *plan, const tria_v1_event *events, int32_t n_events,
                              const tria_compact_context *context, tria_error *error);
+
+/* tria_v1_host.compact */
+tria_status tria_host_compact(const tria_v1_plan *plan, const tria_v1_event *events, int32_t n_events,
+                              int32_t *scratch, tria_error *error);
 
 /* compact_check.c */
 

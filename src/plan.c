@@ -1,6 +1,7 @@
 /*
  * plan.c - the plan handle: creation, the four calls, and the way from one backend's stage to the next.
  */
+#include "compact_internal.h"
 #include "plan_internal.h"
 
 #include <stdio.h>
@@ -60,6 +61,8 @@ void tria_host_init(tria_v1_host *host, const tria_env *env)
     host->phases = tria_phases_f32;
     host->rotation_tables = tria_rotation_tables_f32;
     host->log = host_log;
+    host->compact_scratch = tria_compact_scratch_count;
+    host->compact = tria_host_compact;
 }
 
 static const tria_backend_v1_table *table_of(const tria_device *device)

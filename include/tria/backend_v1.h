@@ -103,6 +103,17 @@ typedef struct tria_v1_plan {
     const float *mag;     /* norm coefficients, [n_freq] at mag_offset; rounded once from double */
 } tria_v1_plan;
 
+/* One sequence, checked. */
+typedef struct tria_v1_event {
+    const tria_event *event;     /* as given */
+    const int32_t *rows;         /* [n_kv] N of each; NULL when they are in device memory */
+    const int32_t *set_budgets;  /* [n_sets] before prompt rows are added (count_prompt 0) */
+    const tria_scores *scores;   /* wanted outputs or NULL */
+    tria_keep *keep;             /* select: output; compact: input */
+    tria_compaction *compaction; /* compact: output or NULL */
+    const float *final_scores;   /* select: given when another backend scored, [n_sets][max_rows] */
+} tria_v1_event;
+
 /* Services of the core, so that no backend repeats them. */
 typedef struct tria_v1_host {
     size_t struct_size;
@@ -117,18 +128,13 @@ typedef struct tria_v1_host {
      * out[3][TRIA_ROTATION_DIGITS][n_freq][2]. */
     void (*rotation_tables)(const tria_v1_plan *plan, int32_t layer, float *out);
     void (*log)(const tria_env *env, tria_log_level level, const char *format, ...);
+    /* The host's part of a compaction, for backends that move rows of K and V themselves: all checks
+     * first, then positions, moves and the report. Each event's rows and keep sets must be in host memory.
+     * `scratch` holds compact_scratch(plan) elements. */
+    size_t (*compact_scratch)(const tria_v1_plan *plan);
+    tria_status (*compact)(const tria_v1_plan *plan, const tria_v1_event *events, int32_t n_events,
+                           int32_t *scratch, tria_error *error);
 } tria_v1_host;
-
-/* One sequence, checked. */
-typedef struct tria_v1_event {
-    const tria_event *event;     /* as given */
-    const int32_t *rows;         /* [n_kv] N of each; NULL when they are in device memory */
-    const int32_t *set_budgets;  /* [n_sets] before prompt rows are added (count_prompt 0) */
-    const tria_scores *scores;   /* wanted outputs or NULL */
-    tria_keep *keep;             /* select: output; compact: input */
-    tria_compaction *compaction; /* compact: output or NULL */
-    const float *final_scores;   /* select: given when another backend scored, [n_sets][max_rows] */
-} tria_v1_event;
 
 typedef struct tria_v1_device_info {
     char name[256];

@@ -121,7 +121,7 @@ static tria_status cpu_compact(void *context, const tria_v1_event *events, int32
                                tria_error *error)
 {
     tria_cpu_context *c = context;
-    const tria_compact_context lent = {c->parallel_for, c->parallel_context, c->compact_scratch, NULL};
+    const tria_compact_context lent = {c->parallel_for, c->parallel_context, c->compact_scratch, NULL, false};
     (void)stream;
     return tria_cpu_compact(c->plan, events, n_events, &lent, error);
 }

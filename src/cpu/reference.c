@@ -494,7 +494,7 @@ static tria_status reference_compact(void *context, const tria_v1_event *events,
                                      void *stream, tria_error *error)
 {
     reference_context *c = context;
-    const tria_compact_context lent = {NULL, NULL, c->compact_scratch, NULL};
+    const tria_compact_context lent = {.scratch = c->compact_scratch};
     (void)stream;
     return tria_cpu_compact(c->plan, events, n_events, &lent, error);
 }
