@@ -191,22 +191,39 @@ static tria_status check_pages_differ(const int32_t *table, int32_t n, int32_t *
     return TRIA_OK;
 }
 
-static uintptr_t begin_of(const tria_tensor *tensor)
+/* The first bytes of a row of head 0 and whether rows of K and V are equally far apart. */
+typedef struct k_and_v {
+    uintptr_t k;
+    uintptr_t v;
+    tria_chunks k_chunks;
+    tria_chunks v_chunks;
+    bool in_step;
+} k_and_v;
+
+static k_and_v compare_k_and_v(const tria_tensor *k, const tria_tensor *v)
 {
-    return (uintptr_t)tensor->base + (uintptr_t)tensor->offset;
+    k_and_v both = {.k = (uintptr_t)k->base + (uintptr_t)k->offset,
+                    .v = (uintptr_t)v->base + (uintptr_t)v->offset,
+                    .in_step = k->page_stride == v->page_stride && k->token_stride == v->token_stride &&
+                               k->head_stride == v->head_stride};
+    tria_tensor_chunks(k, &both.k_chunks);
+    tria_tensor_chunks(v, &both.v_chunks);
+    return both;
 }
 
 bool tria_compact_v_in_k(const tria_tensor *k, const tria_tensor *v)
 {
-    tria_chunks kc;
-    tria_chunks vc;
-    tria_tensor_chunks(k, &kc);
-    tria_tensor_chunks(v, &vc);
-    const uintptr_t k_begin = begin_of(k);
-    const uintptr_t v_begin = begin_of(v);
-    return kc.n == 1 && vc.n == 1 && k->page_stride == v->page_stride &&
-           k->token_stride == v->token_stride && k->head_stride == v->head_stride && v_begin >= k_begin &&
-           v_begin + (uintptr_t)vc.bytes <= k_begin + (uintptr_t)kc.bytes;
+    const k_and_v both = compare_k_and_v(k, v);
+    return both.in_step && both.k_chunks.n == 1 && both.v_chunks.n == 1 && both.v >= both.k &&
+           both.v + (uintptr_t)both.v_chunks.bytes <= both.k + (uintptr_t)both.k_chunks.bytes;
+}
+
+/* V that is partly K would be moved twice. */
+static bool v_meets_k(const tria_tensor *k, const tria_tensor *v)
+{
+    const k_and_v both = compare_k_and_v(k, v);
+    return both.k == both.v || (both.in_step && both.v < both.k + (uintptr_t)both.k_chunks.bytes &&
+                                both.k < both.v + (uintptr_t)both.v_chunks.bytes);
 }
 
 /* Rows of one tensor lie apart from one another. That they lie in the buffer is known (plan_event.c). */
@@ -268,9 +285,8 @@ static tria_status check_layer(const tria_v1_plan *plan, const tria_v1_event *ev
     TRIA_TRY(check_tensor(&view->k, e, layer, l->n_kv_heads, n_rows, what, error));
     what[strlen(what) - 1] = 'V';
     if (view->v.base != NULL && !tria_compact_v_in_k(&view->k, &view->v)) {
-        if (begin_of(&view->v) == begin_of(&view->k)) {
-            return tria_fail(error, TRIA_E_ARGUMENT, "%s: begins where K does and would be moved twice",
-                             what);
+        if (v_meets_k(&view->k, &view->v)) {
+            return tria_fail(error, TRIA_E_ARGUMENT, "%s: overlaps K and would be moved twice", what);
         }
         TRIA_TRY(check_tensor(&view->v, e, layer, l->n_kv_heads, n_rows, what, error));
     }
