@@ -55,6 +55,16 @@ INLINE void NAME(load_pair)(const tria_score_span *span, const unsigned char *ro
     }
 }
 
+/* Adds the product of LANES dims of each row with a head's weights. */
+INLINE void NAME(accumulate)(vf *acc, const vf *x, const float *weights)
+{
+    vf w = vf_load(weights);
+    UNROLL
+    for (int r = 0; r < TILE_ROWS; r++) {
+        acc[r] = vf_fma(x[r], w, acc[r]);
+    }
+}
+
 /* out[head][row] for TILE_ROWS rows and n_heads <= TILE_HEADS. */
 INLINE void NAME(tile)(const tria_score_span *span, const unsigned char *const *rows, const vf *scales,
                        int32_t first_head, int source, bool interleaved, bool with_mag, int n_heads,
@@ -71,37 +81,31 @@ INLINE void NAME(tile)(const tria_score_span *span, const unsigned char *const *
         }
     }
     for (int32_t f = 0; f < span->n_freq; f += LANES) {
-        vf real[TILE_ROWS], imag[TILE_ROWS];
+        vf real[TILE_ROWS], imag[TILE_ROWS], magnitude[TILE_ROWS];
         UNROLL
         for (int r = 0; r < TILE_ROWS; r++) {
             NAME(load_pair)(span, rows[r], scales[r], f, source, interleaved, &real[r], &imag[r]);
         }
+        /* First, because square roots take long and the products below need not wait for them. */
+        UNROLL
+        for (int r = 0; r < TILE_ROWS && with_mag; r++) {
+            magnitude[r] = vf_sqrt(vf_fma(real[r], real[r], vf_mul(imag[r], imag[r])));
+        }
         UNROLL
         for (int h = 0; h < n_heads; h++) {
-            vf w_real = vf_load(lin + h * span->lin_stride + f);
-            vf w_imag = vf_load(lin + h * span->lin_stride + span->n_freq + f);
-            UNROLL
-            for (int r = 0; r < TILE_ROWS; r++) {
-                acc[h][r] = vf_fma(real[r], w_real, acc[h][r]);
-                acc[h][r] = vf_fma(imag[r], w_imag, acc[h][r]);
-            }
+            NAME(accumulate)(acc[h], real, lin + h * span->lin_stride + f);
         }
-        if (with_mag) {
-            UNROLL
-            for (int r = 0; r < TILE_ROWS; r++) {
-                real[r] = vf_sqrt(vf_fma(real[r], real[r], vf_mul(imag[r], imag[r])));
-            }
-            UNROLL
-            for (int h = 0; h < n_heads; h++) {
-                vf a = vf_load(mag + (int64_t)h * span->n_freq + f);
-                UNROLL
-                for (int r = 0; r < TILE_ROWS; r++) {
-                    acc[h][r] = vf_fma(real[r], a, acc[h][r]);
-                }
-            }
+        UNROLL
+        for (int h = 0; h < n_heads; h++) {
+            NAME(accumulate)(acc[h], imag, lin + h * span->lin_stride + span->n_freq + f);
+        }
+        UNROLL
+        for (int h = 0; h < n_heads && with_mag; h++) {
+            NAME(accumulate)(acc[h], magnitude, mag + (int64_t)h * span->n_freq + f);
         }
     }
     lin += 2 * (int64_t)span->n_freq;
+    UNROLL
     for (int run = 0; run < 2; run++) {
         for (int32_t d = 0; d < span->content_count[run]; d += LANES) {
             vf x[TILE_ROWS];
@@ -111,11 +115,7 @@ INLINE void NAME(tile)(const tria_score_span *span, const unsigned char *const *
             }
             UNROLL
             for (int h = 0; h < n_heads; h++) {
-                vf w = vf_load(lin + h * span->lin_stride + d);
-                UNROLL
-                for (int r = 0; r < TILE_ROWS; r++) {
-                    acc[h][r] = vf_fma(x[r], w, acc[h][r]);
-                }
+                NAME(accumulate)(acc[h], x, lin + h * span->lin_stride + d);
             }
         }
         lin += span->content_count[run];
@@ -129,10 +129,10 @@ INLINE void NAME(tile_heads)(const tria_score_span *span, int32_t first_row, int
     const unsigned char *rows[TILE_ROWS];
     vf scales[TILE_ROWS];
     float out[TILE_HEADS * TILE_ROWS];
-    int32_t last = span->n_rows - 1 - first_row;
+    int32_t n_rows = span->n_rows - first_row < TILE_ROWS ? span->n_rows - first_row : TILE_ROWS;
     UNROLL
     for (int r = 0; r < TILE_ROWS; r++) {
-        int64_t row = first_row + (r < last ? r : last);
+        int64_t row = first_row + (r < n_rows ? r : n_rows - 1);
         rows[r] = span->rows + row * span->row_stride;
         scales[r] = vf_set1(0.0f);
         if (source == TRIA_SOURCE_INT8 || source == TRIA_SOURCE_FP8) {
@@ -167,9 +167,16 @@ INLINE void NAME(tile_heads)(const tria_score_span *span, int32_t first_row, int
     for (int h = 0; h < n_heads; h++) {
         int64_t index = (int64_t)span->first + first_row;
         float *to = span->out[first_head + h] + index;
-        const float *terms = span->terms != NULL ? span->terms[first_head + h] + index : NULL;
-        for (int r = 0; r < TILE_ROWS && r <= last; r++) {
-            to[r] = terms != NULL ? out[h * TILE_ROWS + r] + terms[r] : out[h * TILE_ROWS + r];
+        const float *scores = out + h * TILE_ROWS;
+        if (span->terms != NULL) {
+            const float *terms = span->terms[first_head + h] + index;
+            for (int r = 0; r < n_rows; r++) {
+                to[r] = scores[r] + terms[r];
+            }
+        } else if (n_rows == TILE_ROWS) {
+            memcpy(to, scores, TILE_ROWS * sizeof(float));
+        } else {
+            memcpy(to, scores, (size_t)n_rows * sizeof(float));
         }
     }
 }
