@@ -360,6 +360,26 @@ static void recount(tria_sequence *sequence)
     sequence->state.epoch++;
 }
 
+/* Positions below the result were evicted or moved, or are missing; the tables are cut already. */
+static int32_t find_fixed_end(const tria_sequence *sequence)
+{
+    int32_t fixed = 0;
+    int32_t *count;
+    if (!sequence->policy.in_place) {
+        /* Repacking moves every row behind the first hole. */
+        return sequence->state.first_evicted == TRIA_NO_POSITION ? 0 : (int32_t)sequence->state.t;
+    }
+    for (int32_t s = 0; s < sequence->tables.n_sets; s++) {
+        const int32_t *rows = table_rows(sequence, s, &count);
+        int32_t begin = (int32_t)sequence->state.t;
+        for (int32_t i = *count - 1; i >= 0 && rows[i] == begin - 1; i--) {
+            begin--;
+        }
+        fixed = larger(fixed, begin);
+    }
+    return fixed;
+}
+
 static tria_status trim(tria_sequence *sequence, int32_t position, tria_error *error)
 {
     tria_sequence_state *state = &sequence->state;
@@ -394,7 +414,9 @@ static tria_status trim(tria_sequence *sequence, int32_t position, tria_error *e
     state->tail_begin = position;
     recount(sequence);
     state->in_flight_begin = TRIA_NO_POSITION;
+    const int32_t fixed_end = smaller(state->fixed_end, position);
     cut_at(sequence, position);
+    state->fixed_end = smaller(fixed_end, find_fixed_end(sequence));
     return TRIA_OK;
 }
 
@@ -454,12 +476,14 @@ static tria_status shift(tria_sequence *sequence, int32_t begin, int32_t end, tr
         *count = kept;
     }
     shift_prompts(sequence, begin, end);
+    /* Later rows move up, as in a compaction; without any it is a cut like trim(). */
+    const int32_t fixed_end = end < state->t ? INT32_MAX : state->fixed_end;
     state->t -= end - begin;
     state->tail_begin = (int32_t)state->t;
-    state->fixed_end = shifted(state->fixed_end, begin, end);
     state->first_evicted = smaller(state->first_evicted, begin);
     recount(sequence);
     cut_at(sequence, state->tail_begin);
+    state->fixed_end = smaller(fixed_end, find_fixed_end(sequence));
     return TRIA_OK;
 }
 
