@@ -8,6 +8,7 @@
 struct tria_model {
     tria_env env;
     char *name;
+    char *fingerprint;
     int32_t n_layers;
     tria_layer_params *layers; /* resolved: rotary_dim, inv_freq and freq_scale_sq always set */
     double *frequencies;       /* one block behind all inv_freq and freq_scale_sq */

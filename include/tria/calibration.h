@@ -77,7 +77,7 @@ typedef struct tria_head_stats {
     const float *content_abs;  /* likewise, or NULL */
 } tria_head_stats;
 
-/* A calibration without any head, of the geometry of `model`. */
+/* A calibration without any head, of the geometry of `model`, its name and fingerprint. */
 TRIA_API tria_status tria_calibration_create(const tria_model *model, const tria_env *env,
                                              tria_calibration **calibration, tria_error *error);
 /* Sets (stats) or removes (NULL) one head. Errors: ARGUMENT (non-finite values are named). */
@@ -92,9 +92,10 @@ typedef struct tria_calibration_info {
     int32_t n_calibrated;      /* of them with statistics */
     int32_t explicit_presence; /* 0: all-zero heads were taken as "not calibrated" */
     int32_t explicit_inv_freq; /* 0: frequencies follow from rope_theta */
-    int32_t explicit_geometry; /* 0: KV heads, widths and style are the header's for all layers */
+    int32_t explicit_geometry; /* 0: KV heads and widths are the header's for all layers */
+    int32_t explicit_style;    /* 0: the format does not say how dimensions pair; half is assumed */
     int32_t capture_point;     /* tria_capture_point */
-    double rope_theta;
+    double rope_theta;         /* of the header, or of layer 0; 0 = unknown */
     float attn_scale;
     int32_t reserved;
     uint64_t n_tokens; /* calibration tokens, largest over layers; 0 = unknown */
@@ -108,7 +109,9 @@ TRIA_API tria_status tria_calibration_get_info(const tria_calibration *calibrati
 
 typedef struct tria_calibration_layer_info {
     size_t struct_size;
-    tria_layer_params geometry; /* pointers live as long as the calibration */
+    tria_layer_params geometry; /* as the file states it; 0 KV heads or rope_theta 0: it does not say.
+                                   inv_freq and freq_scale_sq are NULL unless the file holds them, and
+                                   live as long as the calibration */
     int32_t n_calibrated;
     float budget_scale; /* layer_budget_scales, 1 when the file has none */
     uint64_t n_tokens;
@@ -120,11 +123,29 @@ TRIA_API tria_status tria_calibration_head(const tria_calibration *calibration, 
                                            int32_t q_head, tria_head_stats *stats, int32_t *present,
                                            tria_error *error);
 
-/* The geometry as the file states it. */
+/* |q_mean| / q_abs_mean of one head, mean over the frequencies where q_abs_mean > 0: near 1 when its
+ * queries hardly vary, near 0 when they have no direction. 0 for a head that is not calibrated. */
+TRIA_API tria_status tria_calibration_concentration(const tria_calibration *calibration, int32_t layer,
+                                                    int32_t q_head, double *concentration,
+                                                    tria_error *error);
+
+/* Texts kept with the statistics; NULL leaves one as it is. default_policy: "budget=2048,interval=128". */
+TRIA_API tria_status tria_calibration_set_texts(tria_calibration *calibration, const char *model_name,
+                                                const char *fingerprint, const char *provenance,
+                                                const char *default_policy, tria_error *error);
+
+/* The geometry as the file states it. Errors: MISMATCH when the file does not say how many KV heads
+ * there are or what the frequencies are. */
 TRIA_API tria_status tria_model_from_calibration(const tria_calibration *calibration, const tria_env *env,
                                                  tria_model **model, tria_error *error);
 
-/* One disagreement between a calibration and a model description. */
+/* A copy of `calibration` with the geometry, name and fingerprint of `model`, which must match (below):
+ * what the file lacks or has wrong is taken from the model. */
+TRIA_API tria_status tria_calibration_adopt(const tria_calibration *calibration, const tria_model *model,
+                                            const tria_env *env, tria_calibration **adopted,
+                                            tria_error *error);
+
+/* One thing found by tria_calibration_match() or tria_calibration_review(). */
 typedef enum tria_finding_severity {
     TRIA_FINDING_NOTE = 0,    /* worth knowing */
     TRIA_FINDING_WARNING = 1, /* the model's value is used */
@@ -134,9 +155,24 @@ typedef enum tria_finding_severity {
 /* Called once per finding with a one-line text that holds both numbers. layer is -1 for all layers. */
 typedef void (*tria_finding_fn)(void *context, tria_finding_severity severity, int32_t layer,
                                 const char *text);
-/* MISMATCH when anything is fatal (the first is in error); `report` may be NULL. */
+/*
+ * Compares a calibration with the engine's description of the model. Fatal, status MISMATCH (the first is
+ * in `error`): fewer layers than the model, or calibrated layers beyond it; calibrated heads in a layer
+ * where the model has no attention; another number of query or KV heads; another number of frequencies;
+ * calibrated content dimensions that the model does not have; another fingerprint. Warnings, the model's
+ * value is used: head_dim (files of partial-RoPE models store the rotary width there), rotary_offset, rope
+ * style, rope_theta or explicit frequencies, freq_scale_sq; layers of the model without any calibrated
+ * head; a hybrid model, with the share of its layers that evict. Notes: another model name, calibrated
+ * heads missing here and there. Layers that are not calibrated are not compared. `report` may be NULL.
+ */
 TRIA_API tria_status tria_calibration_match(const tria_calibration *calibration, const tria_model *model,
                                             tria_finding_fn report, void *context, tria_error *error);
+
+/* Warnings about the statistics themselves: median concentration below 0.2, fewer than 4,096 tokens, norm
+ * coefficients that are really negative, heads and layers that are not calibrated. Errors: ARGUMENT,
+ * MEMORY. */
+TRIA_API tria_status tria_calibration_review(const tria_calibration *calibration, tria_finding_fn report,
+                                             void *context, tria_error *error);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,200 @@
+/*
+ * rope_scaling.c - RoPE frequencies under the scalings in use, in double.
+ *
+ * Formulas: position interpolation (arXiv 2306.15595), dynamic NTK as in the transformers library, YaRN
+ * (arXiv 2309.00071), the Llama 3.1 model code, LongRoPE (arXiv 2402.13753).
+ */
+#include "internal.h"
+#include "model_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+#define PI 3.14159265358979323846
+
+void tria_rope_scaling_init(tria_rope_scaling *scaling)
+{
+    memset(scaling, 0, sizeof(*scaling));
+    scaling->struct_size = sizeof(*scaling);
+    scaling->truncate = 1;
+    scaling->factor = 1;
+    scaling->beta_fast = 32;
+    scaling->beta_slow = 1;
+    scaling->low_freq_factor = 1;
+    scaling->high_freq_factor = 4;
+}
+
+static bool positive(double value)
+{
+    return isfinite(value) && value > 0;
+}
+
+/* The dimension whose wave turns `turns` times within the original length. */
+static double yarn_dimension(double turns, double theta, int32_t rotary_dim, double length)
+{
+    return rotary_dim * log(length / (turns * 2 * PI)) / (2 * log(theta));
+}
+
+/* Waves that turn often keep their frequency, slow ones are interpolated, with a ramp in between. */
+static void yarn_frequencies(double theta, int32_t rotary_dim, const tria_rope_scaling *scaling,
+                             double *inv_freq)
+{
+    double low = yarn_dimension(scaling->beta_fast, theta, rotary_dim, scaling->original_length);
+    double high = yarn_dimension(scaling->beta_slow, theta, rotary_dim, scaling->original_length);
+    if (scaling->truncate) {
+        low = floor(low);
+        high = ceil(high);
+    }
+    low = fmax(low, 0);
+    high = fmin(high, rotary_dim - 1);
+    if (low == high) {
+        high += 0.001; /* as published: no division by zero */
+    }
+    for (int32_t f = 0; f < rotary_dim / 2; f++) {
+        const double ramp = fmin(fmax((f - low) / (high - low), 0), 1);
+        inv_freq[f] = inv_freq[f] / scaling->factor * ramp + inv_freq[f] * (1 - ramp);
+    }
+}
+
+static double yarn_mscale(double factor, double mscale)
+{
+    return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
+}
+
+static double yarn_attention(const tria_rope_scaling *scaling)
+{
+    if (scaling->attention_factor != 0) {
+        return scaling->attention_factor;
+    }
+    if (scaling->mscale != 0 && scaling->mscale_all_dim != 0) {
+        return yarn_mscale(scaling->factor, scaling->mscale) /
+               yarn_mscale(scaling->factor, scaling->mscale_all_dim);
+    }
+    return yarn_mscale(scaling->factor, 1);
+}
+
+static void llama3_frequencies(int32_t n_freq, const tria_rope_scaling *scaling, double *inv_freq)
+{
+    const double length = scaling->original_length;
+    const double low = scaling->low_freq_factor;
+    const double high = scaling->high_freq_factor;
+    for (int32_t f = 0; f < n_freq; f++) {
+        const double wavelength = 2 * PI / inv_freq[f];
+        if (wavelength > length / low) {
+            inv_freq[f] /= scaling->factor;
+        } else if (wavelength >= length / high) {
+            const double smooth = (length / wavelength - low) / (high - low);
+            inv_freq[f] = (1 - smooth) * inv_freq[f] / scaling->factor + smooth * inv_freq[f];
+        }
+    }
+}
+
+static double longrope_attention(const tria_rope_scaling *scaling)
+{
+    if (scaling->attention_factor != 0) {
+        return scaling->attention_factor;
+    }
+    return scaling->factor <= 1 ? 1 : sqrt(1 + log(scaling->factor) / log(scaling->original_length));
+}
+
+static tria_status check_scaling(double theta, int32_t rotary_dim, const tria_rope_scaling *scaling,
+                                 tria_error *error)
+{
+    const int32_t type = scaling->type;
+    if (!positive(theta) || rotary_dim < 2 || rotary_dim % 2 != 0 || rotary_dim > TRIA_MAX_HEAD_DIM) {
+        return tria_fail(error, TRIA_E_ARGUMENT, "RoPE with theta %g over %d dimensions", theta,
+                         rotary_dim);
+    }
+    if (type < TRIA_ROPE_SCALING_NONE || type > TRIA_ROPE_SCALING_LONGROPE) {
+        return tria_fail(error, TRIA_E_ARGUMENT, "unknown rope scaling type %d", type);
+    }
+    if (type != TRIA_ROPE_SCALING_NONE && !positive(scaling->factor)) {
+        return tria_fail(error, TRIA_E_ARGUMENT, "rope scaling factor is %g", scaling->factor);
+    }
+    if (type > TRIA_ROPE_SCALING_LINEAR &&
+        !(scaling->original_length >= 1 && isfinite(scaling->original_length))) {
+        return tria_fail(error, TRIA_E_ARGUMENT, "rope scaling needs the original context length, got %g",
+                         scaling->original_length);
+    }
+    if (!(scaling->length >= 0 && isfinite(scaling->length))) {
+        return tria_fail(error, TRIA_E_ARGUMENT, "rope scaling for a context of %g tokens",
+                         scaling->length);
+    }
+    if (type == TRIA_ROPE_SCALING_DYNAMIC && rotary_dim < 4) {
+        return tria_fail(error, TRIA_E_ARGUMENT, "dynamic rope scaling over %d dimensions", rotary_dim);
+    }
+    if (type == TRIA_ROPE_SCALING_YARN &&
+        (theta == 1 || !positive(scaling->beta_fast) || !positive(scaling->beta_slow))) {
+        return tria_fail(error, TRIA_E_ARGUMENT, "yarn with theta %g, beta_fast %g, beta_slow %g", theta,
+                         scaling->beta_fast, scaling->beta_slow);
+    }
+    if (type == TRIA_ROPE_SCALING_LLAMA3 &&
+        !(positive(scaling->low_freq_factor) && isfinite(scaling->high_freq_factor) &&
+          scaling->high_freq_factor > scaling->low_freq_factor)) {
+        return tria_fail(error, TRIA_E_ARGUMENT,
+                         "llama3 scaling with low_freq_factor %g, high_freq_factor %g",
+                         scaling->low_freq_factor, scaling->high_freq_factor);
+    }
+    if (type == TRIA_ROPE_SCALING_LONGROPE &&
+        (scaling->short_factor == NULL || scaling->long_factor == NULL)) {
+        return tria_fail(error, TRIA_E_ARGUMENT, "longrope needs short_factor and long_factor");
+    }
+    return TRIA_OK;
+}
+
+static tria_status scale_frequencies(double theta, int32_t rotary_dim, const tria_rope_scaling *scaling,
+                                     double *inv_freq, tria_error *error)
+{
+    const int32_t n_freq = rotary_dim / 2;
+    const double length = fmax(scaling->length, scaling->original_length);
+    const double *factors;
+    switch (scaling->type) {
+    case TRIA_ROPE_SCALING_LINEAR:
+        for (int32_t f = 0; f < n_freq; f++) {
+            inv_freq[f] /= scaling->factor;
+        }
+        return TRIA_OK;
+    case TRIA_ROPE_SCALING_DYNAMIC:
+        theta *= pow(scaling->factor * length / scaling->original_length - (scaling->factor - 1),
+                     rotary_dim / (rotary_dim - 2.0));
+        tria_inv_freq_from_theta(theta, rotary_dim, inv_freq);
+        return TRIA_OK;
+    case TRIA_ROPE_SCALING_YARN:
+        yarn_frequencies(theta, rotary_dim, scaling, inv_freq);
+        return TRIA_OK;
+    case TRIA_ROPE_SCALING_LLAMA3:
+        llama3_frequencies(n_freq, scaling, inv_freq);
+        return TRIA_OK;
+    case TRIA_ROPE_SCALING_LONGROPE:
+        factors = scaling->length > scaling->original_length ? scaling->long_factor : scaling->short_factor;
+        for (int32_t f = 0; f < n_freq; f++) {
+            if (!positive(factors[f])) {
+                return tria_fail(error, TRIA_E_ARGUMENT, "longrope factor %d is %g", f, factors[f]);
+            }
+            inv_freq[f] /= factors[f];
+        }
+        return TRIA_OK;
+    default:
+        return TRIA_OK;
+    }
+}
+
+tria_status tria_rope_frequencies(double theta, int32_t rotary_dim, const tria_rope_scaling *caller,
+                                  double *inv_freq, double *attention_factor, tria_error *error)
+{
+    tria_rope_scaling scaling;
+    tria_rope_scaling_init(&scaling);
+    if (caller != NULL) {
+        TRIA_TRY(tria_struct_import(&scaling, sizeof(scaling), sizeof(scaling), caller, "tria_rope_scaling",
+                                    error));
+    }
+    TRIA_TRY(check_scaling(theta, rotary_dim, &scaling, error));
+    tria_inv_freq_from_theta(theta, rotary_dim, inv_freq);
+    TRIA_TRY(scale_frequencies(theta, rotary_dim, &scaling, inv_freq, error));
+    if (attention_factor != NULL) {
+        *attention_factor = scaling.type == TRIA_ROPE_SCALING_YARN       ? yarn_attention(&scaling)
+                            : scaling.type == TRIA_ROPE_SCALING_LONGROPE ? longrope_attention(&scaling)
+                                                                         : 1;
+    }
+    return TRIA_OK;
+}
