@@ -179,9 +179,6 @@ static tria_status save(tria_sequence *sequence, void *data, size_t capacity, si
                         tria_error *error)
 {
     stream s = {data, NULL, capacity, BODY_OFFSET};
-    if (sequence->event_open) {
-        return tria_fail(error, TRIA_E_STATE, "save: between tria_sequence_event() and its commit");
-    }
     tria_sequence_settle(sequence);
     walk_policy(&s, &sequence->policy);
     walk_geometry_sizes(&s, &sequence->tables);

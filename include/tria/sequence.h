@@ -259,8 +259,8 @@ TRIA_API const uint8_t *tria_sequence_shared_pages(const tria_sequence *sequence
 TRIA_API tria_status tria_sequence_own_page(tria_sequence *sequence, int32_t entry, tria_error *error);
 
 /* The whole state, settings included, as bytes (little-endian, CRC-32C). *size is set to the bytes
- * needed; with data NULL nothing else happens, with too small a capacity the status is CAPACITY.
- * Errors: STATE between event() and commit(). */
+ * needed; with data NULL nothing else happens, with too small a capacity the status is CAPACITY. An open
+ * event is no part of it. */
 TRIA_API tria_status tria_sequence_save(tria_sequence *sequence, void *data, size_t capacity,
                                         size_t *size, tria_error *error);
 /* Errors: FORMAT (damaged, of another version), MEMORY. */
