@@ -177,13 +177,18 @@ typedef struct tria_device_tables {
     size_t struct_size;
     tria_device_span positions;   /* i32, strides as in the event; updated by compaction */
     tria_device_span page_tables; /* i32 [n_pages] of the view */
-    tria_device_span rows;        /* i32 [kv slots]: N of each, in; rows left, out (after compaction) */
+    tria_device_span rows;        /* i32 [kv slots]: N of each, at most the event's n_rows or rows, in; rows
+                                     left, out (after compaction) */
     tria_device_span keep_rows;   /* i32 [sets][keep_row_stride], out of select, in to compact */
     tria_device_span keep_counts; /* i32 [sets] */
     int64_t keep_row_stride;
     tria_device_span moves; /* i32 [capacity][4], out */
     int64_t moves_capacity;
     tria_device_span n_moves; /* i32, out */
+    tria_device_span t;       /* i64, in; not on Vulkan */
+    tria_device_span prompts; /* i32 [n_prompts of the event][2], in; not on Vulkan */
+    tria_device_span report;  /* i32 [4], out of select: over_budget, n_nan, n_zero_heads of tria_keep, and 1
+                                 when rows or positions differ where the mode needs them equal */
 } tria_device_tables;
 
 /* One sequence at one moment. Everything stays the caller's; `positions`, the page table and the
