@@ -476,8 +476,7 @@ static tria_status shift(tria_sequence *sequence, int32_t begin, int32_t end, tr
         *count = kept;
     }
     shift_prompts(sequence, begin, end);
-    /* Later rows move up, as in a compaction; without any it is a cut like trim(). */
-    const int32_t fixed_end = end < state->t ? INT32_MAX : state->fixed_end;
+    const int32_t fixed_end = shifted(state->fixed_end, begin, end);
     state->t -= end - begin;
     state->tail_begin = (int32_t)state->t;
     state->first_evicted = smaller(state->first_evicted, begin);

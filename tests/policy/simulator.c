@@ -270,9 +270,6 @@ tria_status sim_shift(simulator *sim, int32_t begin, int32_t end)
         sim->n[s] = kept;
         for (int32_t p = begin; p + gone < sim->t; p++) {
             sim->fate[s][p] = sim->fate[s][p + gone];
-            if (!sim->p.in_place && sim->fate[s][p] == SIM_IN_PLACE) {
-                sim->fate[s][p] = SIM_MOVED;
-            }
         }
     }
     for (int32_t p = begin; p + gone < sim->t; p++) {
