@@ -270,6 +270,10 @@ static bool read_directly(const tria_score_job *job, prepared *p)
     default:
         return false;
     }
+    if (p->source == TRIA_SOURCE_Q8_0 &&
+        tria_dtype_row_bytes(tensor->dtype, tensor->dim) > TRIA_MAX_BLOCKS * 34) {
+        return false;
+    }
     return !scaled && job->k_state == TRIA_K_ROTATED && tensor->pack <= 1 &&
            (tensor->dim_stride == 0 || tensor->dim_stride == element) &&
            job->rotary_dim % (2 * TRIA_LANES) == 0 && job->rotary_offset % TRIA_LANES == 0 &&

@@ -11,6 +11,8 @@
 #define TARGET
 #define LANES 4
 #define TILE_ROWS 2
+#define TILE_VECTORS 2
+#define ROWS_AT(offset) rows[v] + (offset)
 #define KERNELS_NAME "c"
 #define KERNELS_FEATURES 0
 
@@ -91,21 +93,21 @@ static inline vu load_u16(const void *from)
     memcpy(x, from, sizeof(x));
     return (vu){x[0], x[1], x[2], x[3]};
 }
-static inline vf vf_load_f16(const void *from)
+static inline vf load_f16(const void *from)
 {
     return from_f16(load_u16(from));
 }
-static inline vf vf_load_bf16(const void *from)
+static inline vf load_bf16(const void *from)
 {
     return (vf)(load_u16(from) << 16);
 }
-static inline vf vf_load_i8(const void *from)
+static inline vf load_i8(const void *from)
 {
     int8_t x[4];
     memcpy(x, from, sizeof(x));
     return (vf){x[0], x[1], x[2], x[3]};
 }
-static inline vf vf_load_fp8(const void *from, const tria_fp8_format *format)
+static inline vf load_fp8(const void *from, const tria_fp8_format *format)
 {
     uint8_t x[4];
     memcpy(x, from, sizeof(x));
@@ -113,12 +115,24 @@ static inline vf vf_load_fp8(const void *from, const tria_fp8_format *format)
     vu nan = (vu)((byte & (uint32_t)format->nan_mask) == (uint32_t)format->nan_value);
     return from_f16((byte & 0x80u) << 8 | (byte & 0x7fu) << format->shift | (nan & 0x7e00u));
 }
+static inline vf load_f32(const void *from)
+{
+    return vf_load(from);
+}
+static inline vf load_weights(const float *from)
+{
+    return vf_load(from);
+}
+static inline vf spread_scales(const float *scales, int v)
+{
+    return vf_set1(scales[v]);
+}
 static inline void vf_deinterleave(vf a, vf b, vf *even, vf *odd)
 {
     *even = (vf){a[0], a[2], b[0], b[2]};
     *odd = (vf){a[1], a[3], b[1], b[3]};
 }
-static inline void reduce_tile_c(vf acc[][TILE_ROWS], int n_heads, float *out)
+static inline void reduce_tile(vf acc[][TILE_VECTORS], int n_heads, float *out)
 {
     for (int h = 0; h < n_heads; h++) {
         for (int r = 0; r < TILE_ROWS; r++) {

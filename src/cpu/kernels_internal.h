@@ -9,6 +9,16 @@
 /* Rows a span's caller prepares at a time when it cannot hand over the cache itself. */
 #define TRIA_ROW_BLOCK 16
 
+/* Blocks of a q8_0 row whose scales a tile has room for; longer rows are decoded first. */
+#define TRIA_MAX_BLOCKS 32
+
+/* Loops of constant length over registers. */
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
 /* Element types the loops read directly; everything else comes decoded to f32. */
 typedef enum tria_source {
     TRIA_SOURCE_F32,

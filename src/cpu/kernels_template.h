@@ -1,52 +1,59 @@
 /*
  * kernels_template.h - the loops, written once over vectors; included by one file per instruction set.
  *
- * The file defines before: NAME(x), TARGET (function attributes), LANES, TILE_ROWS, the type vf and
+ * The file defines before: NAME(x), TARGET (function attributes), LANES, TILE_ROWS, TILE_VECTORS, the type
+ * vf, and
  *   vf_set1 vf_load vf_store vf_add vf_sub vf_mul vf_div vf_fma(a, b, c) = a*b + c, vf_sqrt
  *   vf_max_number(a, b): b where a is NaN; vf_if_finite(x, a, b): a where x is finite, else b
- *   vf_load_f16 vf_load_bf16 vf_load_i8 vf_load_fp8(pointer, format), scalar_f16(pointer)
- *   vf_deinterleave(a, b, &even, &odd), reduce_tile(acc, n_heads, out): out[head][row] = lane sums
+ *   scalar_f16(pointer)
+ *   load_f32 load_f16 load_bf16 load_i8 load_fp8(ROWS_AT(offset)): DIMS elements of each row of a vector
+ *   load_weights(pointer): DIMS weights for each row of a vector; spread_scales(scales, v)
+ *   vf_deinterleave(a, b, &even, &odd), reduce_tile(acc, n_heads, out): out[head][row] = sums
  *
- * Rows are taken TILE_ROWS at a time so that a weight, once loaded, serves them all. A tile's last rows
- * are repeated when there are too few, so every row goes through the same instructions.
+ * A vector holds TILE_ROWS / TILE_VECTORS rows, the fewer dims of each (DIMS), the cheaper the sums over
+ * lanes at the end: vector v of a tile is row v, or rows v and v + TILE_VECTORS. A weight, once loaded,
+ * serves all rows of a tile. A tile's last row is repeated when there are too few, so every row goes
+ * through the same instructions.
  */
 #define TILE_HEADS 4
+#define DIMS (LANES * TILE_VECTORS / TILE_ROWS)
 
-#if defined(__clang__)
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
-INLINE vf NAME(load)(const tria_score_span *span, const unsigned char *row, vf scale, int32_t element,
+/* What a tile's rows share while it is worked on. */
+typedef struct NAME(tile_rows) {
+    const unsigned char *rows[TILE_ROWS];
+    vf scales[TRIA_MAX_BLOCKS][TILE_VECTORS]; /* by block of 32 dims (q8_0), or only one (int8, fp8) */
+} NAME(tile_rows);
+
+INLINE vf NAME(load)(const tria_score_span *span, const NAME(tile_rows) * tile, int v, int32_t element,
                      int source)
 {
+    const unsigned char *const *rows = tile->rows;
     switch (source) {
     case TRIA_SOURCE_F16:
-        return vf_load_f16(row + element * (int64_t)2);
+        return load_f16(ROWS_AT(element * (int64_t)2));
     case TRIA_SOURCE_BF16:
-        return vf_load_bf16(row + element * (int64_t)2);
-    case TRIA_SOURCE_Q8_0: {
-        const unsigned char *block = row + element / 32 * (int64_t)34;
-        return vf_mul(vf_load_i8(block + 2 + element % 32), vf_set1(scalar_f16(block)));
-    }
+        return load_bf16(ROWS_AT(element * (int64_t)2));
+    case TRIA_SOURCE_Q8_0:
+        return vf_mul(load_i8(ROWS_AT(element / 32 * (int64_t)34 + 2 + element % 32)),
+                      tile->scales[element / 32][v]);
     case TRIA_SOURCE_INT8:
-        return vf_mul(vf_load_i8(row + element), scale);
+        return vf_mul(load_i8(ROWS_AT(element)), tile->scales[0][v]);
     case TRIA_SOURCE_FP8:
-        return vf_mul(vf_load_fp8(row + element, &span->fp8), scale);
+        return vf_mul(load_fp8(ROWS_AT(element), &span->fp8), tile->scales[0][v]);
     default:
-        return vf_load(row + element * (int64_t)4);
+        return load_f32(ROWS_AT(element * (int64_t)4));
     }
 }
 
-INLINE void NAME(load_pair)(const tria_score_span *span, const unsigned char *row, vf scale, int32_t f,
+INLINE void NAME(load_pair)(const tria_score_span *span, const NAME(tile_rows) * tile, int v, int32_t f,
                             int source, bool interleaved, vf *real, vf *imag)
 {
     int32_t first = span->rotary_begin + (interleaved ? 2 * f : f);
-    int32_t second = first + (interleaved ? LANES : span->n_freq);
-    vf a = NAME(load)(span, row, scale, first, source);
-    vf b = NAME(load)(span, row, scale, second, source);
+    int32_t second = first + (interleaved ? DIMS : span->n_freq);
+    vf a = NAME(load)(span, tile, v, first, source);
+    vf b = NAME(load)(span, tile, v, second, source);
     if (interleaved) {
         vf_deinterleave(a, b, real, imag);
     } else {
@@ -55,41 +62,40 @@ INLINE void NAME(load_pair)(const tria_score_span *span, const unsigned char *ro
     }
 }
 
-/* Adds the product of LANES dims of each row with a head's weights. */
+/* Adds the product of DIMS dims of each row with a head's weights. */
 INLINE void NAME(accumulate)(vf *acc, const vf *x, const float *weights)
 {
-    vf w = vf_load(weights);
+    vf w = load_weights(weights);
     UNROLL
-    for (int r = 0; r < TILE_ROWS; r++) {
-        acc[r] = vf_fma(x[r], w, acc[r]);
+    for (int v = 0; v < TILE_VECTORS; v++) {
+        acc[v] = vf_fma(x[v], w, acc[v]);
     }
 }
 
-/* out[head][row] for TILE_ROWS rows and n_heads <= TILE_HEADS. */
-INLINE void NAME(tile)(const tria_score_span *span, const unsigned char *const *rows, const vf *scales,
-                       int32_t first_head, int source, bool interleaved, bool with_mag, int n_heads,
-                       float *out)
+/* out[head][row] for n_heads <= TILE_HEADS. */
+INLINE void NAME(tile)(const tria_score_span *span, const NAME(tile_rows) * tile, int32_t first_head,
+                       int source, bool interleaved, bool with_mag, int n_heads, float *out)
 {
     const float *lin = span->lin + first_head * span->lin_stride;
     const float *mag = with_mag ? span->mag + (int64_t)first_head * span->n_freq : NULL;
-    vf acc[TILE_HEADS][TILE_ROWS];
+    vf acc[TILE_HEADS][TILE_VECTORS];
     UNROLL
     for (int h = 0; h < TILE_HEADS; h++) {
         UNROLL
-        for (int r = 0; r < TILE_ROWS; r++) {
-            acc[h][r] = vf_set1(0.0f);
+        for (int v = 0; v < TILE_VECTORS; v++) {
+            acc[h][v] = vf_set1(0.0f);
         }
     }
-    for (int32_t f = 0; f < span->n_freq; f += LANES) {
-        vf real[TILE_ROWS], imag[TILE_ROWS], magnitude[TILE_ROWS];
+    for (int32_t f = 0; f < span->n_freq; f += DIMS) {
+        vf real[TILE_VECTORS], imag[TILE_VECTORS], magnitude[TILE_VECTORS];
         UNROLL
-        for (int r = 0; r < TILE_ROWS; r++) {
-            NAME(load_pair)(span, rows[r], scales[r], f, source, interleaved, &real[r], &imag[r]);
+        for (int v = 0; v < TILE_VECTORS; v++) {
+            NAME(load_pair)(span, tile, v, f, source, interleaved, &real[v], &imag[v]);
         }
         /* First, because square roots take long and the products below need not wait for them. */
         UNROLL
-        for (int r = 0; r < TILE_ROWS && with_mag; r++) {
-            magnitude[r] = vf_sqrt(vf_fma(real[r], real[r], vf_mul(imag[r], imag[r])));
+        for (int v = 0; v < TILE_VECTORS && with_mag; v++) {
+            magnitude[v] = vf_sqrt(vf_fma(real[v], real[v], vf_mul(imag[v], imag[v])));
         }
         UNROLL
         for (int h = 0; h < n_heads; h++) {
@@ -107,11 +113,11 @@ INLINE void NAME(tile)(const tria_score_span *span, const unsigned char *const *
     lin += 2 * (int64_t)span->n_freq;
     UNROLL
     for (int run = 0; run < 2; run++) {
-        for (int32_t d = 0; d < span->content_count[run]; d += LANES) {
-            vf x[TILE_ROWS];
+        for (int32_t d = 0; d < span->content_count[run]; d += DIMS) {
+            vf x[TILE_VECTORS];
             UNROLL
-            for (int r = 0; r < TILE_ROWS; r++) {
-                x[r] = NAME(load)(span, rows[r], scales[r], span->content_begin[run] + d, source);
+            for (int v = 0; v < TILE_VECTORS; v++) {
+                x[v] = NAME(load)(span, tile, v, span->content_begin[run] + d, source);
             }
             UNROLL
             for (int h = 0; h < n_heads; h++) {
@@ -120,48 +126,66 @@ INLINE void NAME(tile)(const tria_score_span *span, const unsigned char *const *
         }
         lin += span->content_count[run];
     }
-    NAME(reduce_tile)(acc, n_heads, out);
+    reduce_tile(acc, n_heads, out);
+}
+
+/* Looks up the rows and decodes their scales. */
+INLINE void NAME(open_tile)(const tria_score_span *span, int32_t first_row, int32_t n_rows, int source,
+                            NAME(tile_rows) * tile)
+{
+    float scales[TILE_ROWS];
+    UNROLL
+    for (int r = 0; r < TILE_ROWS; r++) {
+        int64_t row = first_row + (r < n_rows ? r : n_rows - 1);
+        tile->rows[r] = span->rows + row * span->row_stride;
+        if (source == TRIA_SOURCE_INT8 || source == TRIA_SOURCE_FP8) {
+            memcpy(&scales[r], span->scales + row * span->scale_stride, sizeof(float));
+            scales[r] *= source == TRIA_SOURCE_FP8 ? span->fp8.factor : 1.0f;
+        }
+    }
+    int32_t n_blocks = source == TRIA_SOURCE_Q8_0                                ? span->row_bytes / 34
+                       : source == TRIA_SOURCE_INT8 || source == TRIA_SOURCE_FP8 ? 1
+                                                                                 : 0;
+    for (int32_t b = 0; b < n_blocks; b++) {
+        UNROLL
+        for (int r = 0; r < TILE_ROWS && source == TRIA_SOURCE_Q8_0; r++) {
+            scales[r] = scalar_f16(tile->rows[r] + b * (int64_t)34);
+        }
+        UNROLL
+        for (int v = 0; v < TILE_VECTORS; v++) {
+            tile->scales[b][v] = spread_scales(scales, v);
+        }
+    }
 }
 
 INLINE void NAME(tile_heads)(const tria_score_span *span, int32_t first_row, int32_t first_head,
                              int n_heads, int source, bool interleaved, bool with_mag)
 {
-    const unsigned char *rows[TILE_ROWS];
-    vf scales[TILE_ROWS];
+    NAME(tile_rows) tile;
     float out[TILE_HEADS * TILE_ROWS];
     int32_t n_rows = span->n_rows - first_row < TILE_ROWS ? span->n_rows - first_row : TILE_ROWS;
-    UNROLL
-    for (int r = 0; r < TILE_ROWS; r++) {
-        int64_t row = first_row + (r < n_rows ? r : n_rows - 1);
-        rows[r] = span->rows + row * span->row_stride;
-        scales[r] = vf_set1(0.0f);
-        if (source == TRIA_SOURCE_INT8 || source == TRIA_SOURCE_FP8) {
-            float scale;
-            memcpy(&scale, span->scales + row * span->scale_stride, sizeof(scale));
-            scales[r] = vf_set1(source == TRIA_SOURCE_FP8 ? scale * span->fp8.factor : scale);
-        }
-    }
+    NAME(open_tile)(span, first_row, n_rows, source, &tile);
     if (first_head == 0) {
         UNROLL
         for (int r = 0; r < TILE_ROWS; r++) {
+            uintptr_t ahead = (uintptr_t)tile.rows[r] + (uintptr_t)span->prefetch;
             for (int32_t b = 0; b < span->row_bytes; b += 64) {
-                __builtin_prefetch(
-                    (const void *)((uintptr_t)rows[r] + (uintptr_t)span->prefetch + (uintptr_t)b));
+                __builtin_prefetch((const void *)(ahead + (uintptr_t)b));
             }
         }
     }
     switch (n_heads) {
     case 1:
-        NAME(tile)(span, rows, scales, first_head, source, interleaved, with_mag, 1, out);
+        NAME(tile)(span, &tile, first_head, source, interleaved, with_mag, 1, out);
         break;
     case 2:
-        NAME(tile)(span, rows, scales, first_head, source, interleaved, with_mag, 2, out);
+        NAME(tile)(span, &tile, first_head, source, interleaved, with_mag, 2, out);
         break;
     case 3:
-        NAME(tile)(span, rows, scales, first_head, source, interleaved, with_mag, 3, out);
+        NAME(tile)(span, &tile, first_head, source, interleaved, with_mag, 3, out);
         break;
     default:
-        NAME(tile)(span, rows, scales, first_head, source, interleaved, with_mag, 4, out);
+        NAME(tile)(span, &tile, first_head, source, interleaved, with_mag, 4, out);
         break;
     }
     for (int h = 0; h < n_heads; h++) {

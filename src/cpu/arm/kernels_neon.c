@@ -15,6 +15,8 @@
 #define TARGET
 #define LANES 4
 #define TILE_ROWS 4
+#define TILE_VECTORS 4
+#define ROWS_AT(offset) rows[v] + (offset)
 #define KERNELS_NAME "neon"
 #define KERNELS_FEATURES TRIA_CPU_NEON
 #define OP static inline __attribute__((always_inline))
@@ -85,20 +87,20 @@ OP uint8x8_t load_four_bytes(const void *from)
     memcpy(&bytes, from, sizeof(bytes));
     return vreinterpret_u8_u32(vdup_n_u32(bytes));
 }
-OP vf vf_load_f16(const void *from)
+OP vf load_f16(const void *from)
 {
     return from_f16(load_u16(from));
 }
-OP vf vf_load_bf16(const void *from)
+OP vf load_bf16(const void *from)
 {
     return vreinterpretq_f32_u32(vshll_n_u16(load_u16(from), 16));
 }
-OP vf vf_load_i8(const void *from)
+OP vf load_i8(const void *from)
 {
     int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(load_four_bytes(from)));
     return vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
 }
-OP vf vf_load_fp8(const void *from, const tria_fp8_format *format)
+OP vf load_fp8(const void *from, const tria_fp8_format *format)
 {
     uint16x4_t byte = vget_low_u16(vmovl_u8(load_four_bytes(from)));
     uint16x4_t sign = vshl_n_u16(vand_u16(byte, vdup_n_u16(0x80)), 8);
@@ -107,12 +109,24 @@ OP vf vf_load_fp8(const void *from, const tria_fp8_format *format)
                               vdup_n_u16((uint16_t)format->nan_value));
     return from_f16(vorr_u16(vorr_u16(sign, rest), vand_u16(nan, vdup_n_u16(0x7e00))));
 }
+OP vf load_f32(const void *from)
+{
+    return vf_load(from);
+}
+OP vf load_weights(const float *from)
+{
+    return vf_load(from);
+}
+OP vf spread_scales(const float *scales, int v)
+{
+    return vf_set1(scales[v]);
+}
 OP void vf_deinterleave(vf a, vf b, vf *even, vf *odd)
 {
     *even = vuzp1q_f32(a, b);
     *odd = vuzp2q_f32(a, b);
 }
-OP void reduce_tile_neon(vf acc[][TILE_ROWS], int n_heads, float *out)
+OP void reduce_tile(vf acc[][TILE_VECTORS], int n_heads, float *out)
 {
     for (int h = 0; h < n_heads; h++) {
         vf low = vpaddq_f32(acc[h][0], acc[h][1]);

@@ -10,6 +10,8 @@
 #define TARGET __attribute__((target("avx2,fma,f16c")))
 #define LANES 8
 #define TILE_ROWS 2 /* 8 sums, 4 halves of keys and a weight fill the 16 registers */
+#define TILE_VECTORS 2
+#define ROWS_AT(offset) rows[v] + (offset)
 #define KERNELS_NAME "avx2"
 #define KERNELS_FEATURES TRIA_CPU_AVX2
 #define OP static inline __attribute__((always_inline)) TARGET
@@ -67,19 +69,19 @@ OP float scalar_f16(const void *from)
     memcpy(&half, from, sizeof(half));
     return _cvtsh_ss(half);
 }
-OP vf vf_load_f16(const void *from)
+OP vf load_f16(const void *from)
 {
     return _mm256_cvtph_ps(_mm_loadu_si128(from));
 }
-OP vf vf_load_bf16(const void *from)
+OP vf load_bf16(const void *from)
 {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(from)), 16));
 }
-OP vf vf_load_i8(const void *from)
+OP vf load_i8(const void *from)
 {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from)));
 }
-OP vf vf_load_fp8(const void *from, const tria_fp8_format *format)
+OP vf load_fp8(const void *from, const tria_fp8_format *format)
 {
     __m128i byte = _mm_cvtepu8_epi16(_mm_loadl_epi64(from));
     __m128i sign = _mm_slli_epi16(_mm_and_si128(byte, _mm_set1_epi16(0x80)), 8);
@@ -90,6 +92,18 @@ OP vf vf_load_fp8(const void *from, const tria_fp8_format *format)
     nan = _mm_and_si128(nan, _mm_set1_epi16(0x7e00));
     return _mm256_cvtph_ps(_mm_or_si128(_mm_or_si128(sign, rest), nan));
 }
+OP vf load_f32(const void *from)
+{
+    return vf_load(from);
+}
+OP vf load_weights(const float *from)
+{
+    return vf_load(from);
+}
+OP vf spread_scales(const float *scales, int v)
+{
+    return vf_set1(scales[v]);
+}
 OP void vf_deinterleave(vf a, vf b, vf *even, vf *odd)
 {
     /* Within 128-bit lanes first, then the lanes' halves into order. */
@@ -99,7 +113,7 @@ OP void vf_deinterleave(vf a, vf b, vf *even, vf *odd)
     *odd = _mm256_castpd_ps(_mm256_permute4x64_pd(high, 0xd8));
 }
 /* Every head's two rows at once, in the same order for all. */
-OP void reduce_tile_avx2(vf acc[][TILE_ROWS], int n_heads, float *out)
+OP void reduce_tile(vf acc[][TILE_VECTORS], int n_heads, float *out)
 {
     for (int h = 0; h < n_heads; h += 2) {
         vf a = _mm256_hadd_ps(acc[h][0], acc[h][1]);

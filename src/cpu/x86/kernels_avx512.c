@@ -15,7 +15,9 @@
 #define NAME(x) x##_avx512
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 #define LANES 16
-#define TILE_ROWS 4
+#define TILE_ROWS 8
+#define TILE_VECTORS 4
+#define ROWS_AT(offset) rows[v] + (offset), rows[v + TILE_VECTORS] + (offset)
 #define KERNELS_NAME "avx512"
 #define KERNELS_FEATURES (TRIA_CPU_AVX2 | TRIA_CPU_AVX512)
 #define OP static inline __attribute__((always_inline)) TARGET
@@ -72,48 +74,73 @@ OP float scalar_f16(const void *from)
     memcpy(&half, from, sizeof(half));
     return _cvtsh_ss(half);
 }
-OP vf vf_load_f16(const void *from)
+/* Eight elements of row a in the lower half, of row b in the upper. */
+OP vf load_f32(const void *a, const void *b)
 {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(from));
+    return _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(a)), _mm256_loadu_ps(b), 1);
 }
-OP vf vf_load_bf16(const void *from)
+OP __m256i load_u16(const void *a, const void *b)
 {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from)), 16));
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(a)), _mm_loadu_si128(b), 1);
 }
-OP vf vf_load_i8(const void *from)
+OP __m128i load_bytes(const void *a, const void *b)
 {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from)));
+    return _mm_unpacklo_epi64(_mm_loadl_epi64(a), _mm_loadl_epi64(b));
 }
-OP vf vf_load_fp8(const void *from, const tria_fp8_format *format)
+OP vf load_f16(const void *a, const void *b)
 {
-    __m256i byte = _mm256_cvtepu8_epi16(_mm_loadu_si128(from));
+    return _mm512_cvtph_ps(load_u16(a, b));
+}
+OP vf load_bf16(const void *a, const void *b)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_u16(a, b)), 16));
+}
+OP vf load_i8(const void *a, const void *b)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_bytes(a, b)));
+}
+OP vf load_fp8(const void *a, const void *b, const tria_fp8_format *format)
+{
+    __m256i byte = _mm256_cvtepu8_epi16(load_bytes(a, b));
     __m256i sign = _mm256_slli_epi16(_mm256_and_si256(byte, _mm256_set1_epi16(0x80)), 8);
     __m256i rest =
         _mm256_sll_epi16(_mm256_and_si256(byte, _mm256_set1_epi16(0x7f)), _mm_cvtsi32_si128(format->shift));
-    __mmask16 nan =
-        _mm256_cmpeq_epi16_mask(_mm256_and_si256(byte, _mm256_set1_epi16((int16_t)format->nan_mask)),
-                                _mm256_set1_epi16((int16_t)format->nan_value));
+    __m256i nan_bits = _mm256_and_si256(byte, _mm256_set1_epi16((int16_t)format->nan_mask));
+    __mmask16 nan = _mm256_cmpeq_epi16_mask(nan_bits, _mm256_set1_epi16((int16_t)format->nan_value));
     __m256i half = _mm256_or_si256(sign, rest);
     return _mm512_cvtph_ps(_mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7e00)));
 }
+OP vf load_weights(const float *from)
+{
+    return _mm512_broadcast_f32x8(_mm256_loadu_ps(from));
+}
+OP vf spread_scales(const float *scales, int v)
+{
+    return _mm512_mask_mov_ps(vf_set1(scales[v]), 0xff00, vf_set1(scales[v + TILE_VECTORS]));
+}
 OP void vf_deinterleave(vf a, vf b, vf *even, vf *odd)
 {
-    const __m512i evens = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512i evens = _mm512_set_epi32(30, 28, 26, 24, 14, 12, 10, 8, 22, 20, 18, 16, 6, 4, 2, 0);
     *even = _mm512_permutex2var_ps(a, evens, b);
     *odd = _mm512_permutex2var_ps(a, _mm512_or_si512(evens, _mm512_set1_epi32(1)), b);
 }
-/* Four rows of a head become one vector of four sums per 128-bit lane, then the lanes are added. */
-OP void reduce_tile_avx512(vf acc[][TILE_ROWS], int n_heads, float *out)
+/* Sums of four lanes of each of a head's four vectors, in every 128 bits; then the halves' two such parts
+ * are added, for two heads at once. */
+OP void reduce_tile(vf acc[][TILE_VECTORS], int n_heads, float *out)
 {
-    for (int h = 0; h < n_heads; h++) {
-        vf a = _mm512_add_ps(_mm512_unpacklo_ps(acc[h][0], acc[h][1]),
-                             _mm512_unpackhi_ps(acc[h][0], acc[h][1]));
-        vf b = _mm512_add_ps(_mm512_unpacklo_ps(acc[h][2], acc[h][3]),
-                             _mm512_unpackhi_ps(acc[h][2], acc[h][3]));
-        vf c = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
-        __m256 d = _mm256_add_ps(_mm512_castps512_ps256(c), _mm512_extractf32x8_ps(c, 1));
-        _mm_storeu_ps(out + h * TILE_ROWS,
-                      _mm_add_ps(_mm256_castps256_ps128(d), _mm256_extractf128_ps(d, 1)));
+    UNROLL
+    for (int h = 0; h < n_heads; h += 2) {
+        vf sums[2];
+        UNROLL
+        for (int i = 0; i < 2; i++) {
+            const vf *x = acc[h + i];
+            vf a = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+            vf b = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+            sums[i] = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+        }
+        vf low = _mm512_shuffle_f32x4(sums[0], sums[1], 0x88);
+        vf high = _mm512_shuffle_f32x4(sums[0], sums[1], 0xdd);
+        vf_store(out + h * TILE_ROWS, _mm512_add_ps(low, high));
     }
 }
 
