@@ -251,6 +251,7 @@ static void fill_sets(const vk_layout *layout, const tria_v1_plan *plan, uint32_
         }
         if (mode == TRIA_MODE_UNION) {
             w[SET_KIND] = KIND_QUERY;
+            w[SET_MEAN] = 0;
             add_queries(plan, -1, &list);
         } else {
             w[SET_KIND] = mode == TRIA_MODE_GLOBAL ? KIND_GLOBAL : KIND_GROUPED;
