@@ -79,7 +79,7 @@ static void head_vector(const tria_v1_plan *plan, const tria_v1_query *query, co
         }
     }
     if (plan->k_state == TRIA_K_HADAMARD) {
-        const int32_t size = plan->hadamard_size != 0 ? plan->hadamard_size : dim;
+        const int32_t size = tria_hadamard_block(plan, dim);
         for (int32_t d = 0; d < dim && plan->hadamard_signs != NULL; d++) {
             out[d] *= (double)plan->hadamard_signs[d];
         }

@@ -90,6 +90,12 @@ enum {
 tria_status tria_plan_import_batch(tria_plan *plan, const tria_batch *batch, unsigned checks, void **stream,
                                    int32_t *n_events, tria_error *error);
 
+/* Elements per Hadamard block of a layer whose rows store `dim` elements. */
+static inline int32_t tria_hadamard_block(const tria_v1_plan *plan, int32_t dim)
+{
+    return plan->hadamard_size != 0 ? plan->hadamard_size : dim;
+}
+
 /* Positions of one (layer, head) of an event, NULL for 0 ... N-1. */
 static inline int32_t *tria_event_positions(const tria_event *event, int32_t layer, int32_t head)
 {

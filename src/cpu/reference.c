@@ -48,7 +48,7 @@ static void load_key(const reference_context *c, const tria_v1_layer *layer, con
     const tria_v1_plan *plan = c->plan;
     tria_rows_decode_f64(rows, row, layer->k.dim, c->key);
     if (plan->k_state == TRIA_K_HADAMARD) {
-        const int32_t size = plan->hadamard_size != 0 ? plan->hadamard_size : layer->k.dim;
+        const int32_t size = tria_hadamard_block(plan, layer->k.dim);
         tria_hadamard_undo_f64(c->key, layer->k.dim, size, plan->hadamard_signs);
     }
     if (plan->k_state == TRIA_K_RAW) {

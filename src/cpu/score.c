@@ -182,7 +182,7 @@ void tria_cpu_score_slot(tria_cpu_context *c, tria_worker *w, int32_t slot)
         .rotary_offset = layer->rotary_offset,
         .rope_style = layer->rope_style,
         .k_state = plan->k_state,
-        .hadamard_size = plan->hadamard_size,
+        .hadamard_size = tria_hadamard_block(plan, layer->k.dim),
         .hadamard_signs = plan->hadamard_signs,
         .rotation_tables = c->rotation != NULL ? c->rotation[kv->layer] : NULL,
         .positions = tria_event_positions(event, kv->layer, kv->head),
