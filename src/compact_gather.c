@@ -167,9 +167,38 @@ static void copy_rows(unsigned char *to, const unsigned char *from, int32_t n, i
     }
 }
 
+#define GATHER_ROWS(BYTES)                                                                                 \
+    for (int32_t i = gather->in_place; i < gather->count; i++) {                                           \
+        memcpy(base + i * stride, base + gather->keep[i] * stride, BYTES);                                 \
+    }                                                                                                      \
+    return true
+
+/* Rows of a transposed tensor are so short that finding runs costs more than copying. */
+static bool gather_short_rows(const tria_gather *gather, const tria_lane *lane)
+{
+    unsigned char *base = lane->base;
+    const int64_t stride = lane->token_stride;
+    if (gather->order != TRIA_ORDER_STABLE || lane->page_table != NULL) {
+        return false;
+    }
+    switch (lane->bytes) {
+    case 1:
+        GATHER_ROWS(1);
+    case 2:
+        GATHER_ROWS(2);
+    case 4:
+        GATHER_ROWS(4);
+    default:
+        return false;
+    }
+}
+
 void tria_gather_lane(const tria_gather *gather, const tria_lane *lane)
 {
     run_cursor run;
+    if (gather_short_rows(gather, lane)) {
+        return;
+    }
     for (runs_begin(&run, gather); next_run(&run);) {
         for (int32_t done = 0; done < run.n;) {
             int32_t from = run.from + done;
