@@ -409,7 +409,7 @@ static tria_status resolve_weights(tria_resolved *r, tria_error *error)
     for (int32_t l = 0; l < r->plan.n_layers; l++) {
         /* Across ranks the mean is unknown here; a common factor changes no keep set. */
         const double mean = r->params.all_reduce != NULL || sum <= 0.0 ? 1.0 : sum / count;
-        r->layers[l].weight = (float)((double)r->weights[l] / mean);
+        r->layers[l].weight = (double)r->weights[l] / mean;
     }
     return TRIA_OK;
 }

@@ -189,7 +189,7 @@ static void fill_slots(const vk_layout *layout, const tria_v1_plan *plan, uint32
         w[KV_GROUP_BEGIN] = (uint32_t)kv->group_begin;
         w[KV_GROUP_END] = (uint32_t)kv->group_end;
         w[KV_N_CALIBRATED] = (uint32_t)kv->n_calibrated;
-        w[KV_WEIGHT] = bits_of(plan->layers[kv->layer].weight);
+        w[KV_WEIGHT] = bits_of((float)plan->layers[kv->layer].weight);
     }
     for (int32_t q = 0; q < plan->n_queries; q++) {
         const tria_v1_query *query = &plan->queries[q];

@@ -42,7 +42,7 @@ typedef struct tria_v1_layer {
     int32_t takes_part;  /* in modes that pool layers (per_head, union, global): has a cache, no window */
     int32_t by_position; /* nothing calibrated: its own sets are ranked by position */
     int32_t phase_layer; /* first plan layer with the same inv_freq: shares its phases */
-    float weight;        /* layer_weight / mean(layer_weight): the factor of `global` */
+    double weight;       /* layer_weight / mean(layer_weight): the factor of `global` */
     int32_t budget;      /* of its sets, before prompt rows are added and rows cap it */
     const double *inv_freq;      /* [n_freq] */
     const double *freq_scale_sq; /* [n_freq] */

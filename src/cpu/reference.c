@@ -299,7 +299,7 @@ static void weigh_for_global(reference_context *c, const tria_v1_event *event)
             normalise(grouped, skip, event->rows[s], grouped);
         }
         for (int32_t i = 0; i < event->rows[s]; i++) {
-            grouped[i] *= (double)plan->layers[plan->kv[s].layer].weight;
+            grouped[i] *= plan->layers[plan->kv[s].layer].weight;
         }
     }
 }

@@ -94,7 +94,7 @@ static void sum_heads(const tria_cpu_context *c, const tria_worker *w, int32_t s
 static void weigh_for_global(tria_cpu_context *c, tria_worker *w, int32_t slot, int32_t n, float *grouped)
 {
     const int32_t over = c->plan->params->normalize_over;
-    const float weight = c->plan->layers[c->plan->kv[slot].layer].weight;
+    const float weight = (float)c->plan->layers[c->plan->kv[slot].layer].weight;
     tria_head_scale scale = {0.0F, 0.0F, 1.0F};
     tria_moments all;
     tria_moments_of(c->kernels, grouped, NULL, n, &all);
