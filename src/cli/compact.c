@@ -113,10 +113,10 @@ static int32_t mode_of_shape(const compaction *c)
     case 1:
         return TRIA_MODE_UNION;
     case 2:
-        if (c->keep_per_layer) {
-            return dims[0] == c->keys.dims[0] ? TRIA_MODE_PER_LAYER : -1;
+        if (dims[0] == c->keys.dims[1] && !c->keep_per_layer) {
+            return TRIA_MODE_PER_HEAD;
         }
-        return dims[0] == c->keys.dims[1] ? TRIA_MODE_PER_HEAD : -1;
+        return dims[0] == c->keys.dims[0] ? TRIA_MODE_PER_LAYER : -1;
     case 3:
         return dims[0] == c->keys.dims[0] && dims[1] == c->keys.dims[1] ? TRIA_MODE_PER_LAYER_PER_HEAD : -1;
     default:
@@ -161,8 +161,7 @@ static int load_keep(compaction *c)
     c->keep.size = 4;
     c->mode = mode_of_shape(c);
     if (c->mode < 0 || c->keep.count == 0 || c->keep.dims[c->keep.n_dims - 1] > c->keys.dims[2]) {
-        return cli_bad_input("%s: %s fits no keep set [K], [Hkv, K] (or [L, K] with --keep-per-layer), "
-                             "[L, Hkv, K] of the keys",
+        return cli_bad_input("%s: %s fits no keep set [K], [Hkv, K], [L, K] or [L, Hkv, K] of the keys",
                              c->keep_path, npy_describe(&c->keep, text, sizeof(text)));
     }
     width = c->keep.dims[c->keep.n_dims - 1];
@@ -399,8 +398,9 @@ int cli_compact(int argc, char **argv)
     const cli_option options[] = {
         CLI_TEXT("keys", "K.npy", &c.keys_path, "[L, Hkv, N, D], any type"),
         CLI_TEXT("values", "V.npy", &c.values_path, "[L, Hkv, N, D], any type"),
-        CLI_TEXT("keep", "KEEP.npy", &c.keep_path, "int32 [K], [Hkv, K] or [L, Hkv, K], -1 at the end"),
-        CLI_FLAG("keep-per-layer", &c.keep_per_layer, "a two-dimensional KEEP is [L, K]"),
+        CLI_TEXT("keep", "KEEP.npy", &c.keep_path,
+                 "int32 [K], [Hkv, K], [L, K] or [L, Hkv, K], -1 at the end"),
+        CLI_FLAG("keep-per-layer", &c.keep_per_layer, "KEEP is [L, K] even if it could be [Hkv, K]"),
         CLI_TEXT("positions", "P.npy", &c.positions_path, "int32 [N] or [L, Hkv, N]; default 0 ... N-1"),
         CLI_CHOICE("order", "stable|fill-holes", &c.order, "default stable"),
         CLI_TEXT("output-keys", "FILE", &c.output_keys, "[L, Hkv, K, D]"),

@@ -235,7 +235,8 @@ static void create_model(golden_setup *setup, const golden_case *gc, const golde
     npy_free(&scale);
 }
 
-/* From the arrays, so that no file reader takes part, except where only the file has what the case is about. */
+/* From the arrays, so that no file reader takes part, except where only the file has what the case is
+ * about. */
 static void create_calibration(golden_setup *setup, const golden_case *gc)
 {
     tria_error error;
