@@ -26,6 +26,8 @@ static tria_status check_view(const tria_v1_plan *v1, const tria_event *event, c
 {
     const tria_kv_view *view = event->kv;
     const bool host_table = event->device == NULL || event->device->page_tables.base == NULL;
+    tria_kv_view latest;
+    TRIA_TRY(tria_struct_import(&latest, sizeof(latest), sizeof(latest), view, "event kv", error));
     if (view->n_layers != v1->n_layers || view->layers == NULL) {
         return tria_fail(error, TRIA_E_MISMATCH, "the view has %d layers, the plan %d", view->n_layers,
                          v1->n_layers);

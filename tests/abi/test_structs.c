@@ -280,6 +280,7 @@ static void test_model_structs(void **state)
     layout.n_heads = 2;
     layout.page_tokens = 4;
     policy.capacity = 1024;
+    policy.mode = TRIA_MODE_UNION;
     INPUT(take_env, env);
     INPUT(take_device_params, device);
     INPUT(take_layer_params, layer);
