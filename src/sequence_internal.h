@@ -102,6 +102,9 @@ struct tria_sequence {
 tria_status tria_policy_resolve(tria_policy *policy, const tria_policy_params *params, tria_error *error);
 /* Checks a policy that is already in rows: everything that can never work. */
 tria_status tria_policy_check(const tria_policy *policy, tria_error *error);
+/* A plan must follow the same rules as the policy: one of the two would be ignored. */
+tria_status tria_policy_check_plan(const tria_policy *policy, const tria_plan_params *plan,
+                                   tria_error *error);
 tria_status tria_tables_resolve(tria_tables *tables, const tria_policy *policy,
                                 const tria_policy_params *params, const tria_env *env, tria_error *error);
 void tria_tables_release(tria_tables *tables, const tria_env *env);

@@ -187,8 +187,8 @@ tria_status tria_policy_to_plan(const tria_policy_params *params, tria_plan_para
     return tria_struct_export(plan, &p, sizeof(p), sizeof(p), "tria_plan_params", error);
 }
 
-/* A plan given for its geometry must also follow the same rules: one of the two would be ignored. */
-static tria_status check_plan(const tria_policy *policy, const tria_plan_params *plan, tria_error *error)
+tria_status tria_policy_check_plan(const tria_policy *policy, const tria_plan_params *plan,
+                                   tria_error *error)
 {
     const struct {
         const char *name;
@@ -257,7 +257,7 @@ tria_status tria_tables_resolve(tria_tables *tables, const tria_policy *policy,
     const int32_t mode = policy->mode;
     const bool shared = mode == TRIA_MODE_UNION || mode == TRIA_MODE_GLOBAL;
     if (p.plan != NULL) {
-        TRIA_TRY(check_plan(policy, &p.plan->resolved.params, error));
+        TRIA_TRY(tria_policy_check_plan(policy, &p.plan->resolved.params, error));
         p.n_layers = p.plan->resolved.plan.n_layers;
     } else if (p.n_layers == 0 && shared) {
         p.n_layers = 1;

@@ -29,6 +29,7 @@
 
 #include "tria/base.h"
 #include "tria/plan.h"
+#include "tria/trace.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -171,8 +172,6 @@ TRIA_API tria_status tria_sequence_commit(tria_sequence *sequence, const tria_ke
 TRIA_API tria_status tria_sequence_check_keep(tria_sequence *sequence, const tria_keep *keep,
                                               tria_error *error);
 
-typedef struct tria_trace tria_trace; /* tria/trace.h */
-
 /* The engine's part of an event, for tria_sequence_compact(). */
 typedef struct tria_compact_params {
     size_t struct_size;
@@ -191,8 +190,10 @@ typedef struct tria_compact_params {
     }
 TRIA_API void tria_compact_params_init(tria_compact_params *params);
 
-/* event(), tria_plan_select(), tria_plan_compact(), commit() of one sequence; waits for device work.
- * Errors: theirs; SHARED_PAGE: copy the pages listed in params->compaction, tell own_page(), call again. */
+/* event(), tria_plan_select(), tria_plan_compact(), commit() of one sequence; waits for device work, so
+ * keep sets must come to host memory and a Vulkan stream must be NULL.
+ * Errors: theirs; MISMATCH (the plan's settings or sets are not the policy's), STATE (the policy is
+ * in_place), SHARED_PAGE: copy the pages listed in params->compaction, tell own_page(), call again. */
 TRIA_API tria_status tria_sequence_compact(tria_sequence *sequence, tria_plan *plan,
                                            const tria_compact_params *params, tria_error *error);
 
@@ -241,8 +242,8 @@ TRIA_API int32_t tria_sequence_bound_rows(const tria_sequence *sequence);
 TRIA_API int32_t tria_sequence_intact_prefix(const tria_sequence *sequence);
 /* Position of each row of (layer, KV head); *n_rows is their number. Valid until the next call that
  * changes the sequence. NULL for a layer or head that does not exist. */
-TRIA_API const int32_t *tria_sequence_positions(tria_sequence *sequence, int32_t layer,
-                                                int32_t kv_head, int32_t *n_rows);
+TRIA_API const int32_t *tria_sequence_positions(tria_sequence *sequence, int32_t layer, int32_t kv_head,
+                                                int32_t *n_rows);
 /* One line for logs; always terminated. Returns the length it wanted, as snprintf(). */
 TRIA_API int32_t tria_sequence_describe(const tria_sequence *sequence, char *buffer, size_t size);
 
@@ -261,8 +262,8 @@ TRIA_API tria_status tria_sequence_own_page(tria_sequence *sequence, int32_t ent
 /* The whole state, settings included, as bytes (little-endian, CRC-32C). *size is set to the bytes
  * needed; with data NULL nothing else happens, with too small a capacity the status is CAPACITY. An open
  * event is no part of it. */
-TRIA_API tria_status tria_sequence_save(tria_sequence *sequence, void *data, size_t capacity,
-                                        size_t *size, tria_error *error);
+TRIA_API tria_status tria_sequence_save(tria_sequence *sequence, void *data, size_t capacity, size_t *size,
+                                        tria_error *error);
 /* Errors: FORMAT (damaged, of another version), MEMORY. */
 TRIA_API tria_status tria_sequence_load(const void *data, size_t size, const tria_env *env,
                                         tria_sequence **sequence, tria_error *error);

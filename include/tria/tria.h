@@ -11,5 +11,6 @@
 #include "tria/model.h"
 #include "tria/plan.h"
 #include "tria/sequence.h"
+#include "tria/trace.h"
 
 #endif
