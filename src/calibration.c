@@ -273,6 +273,16 @@ void tria_calibration_fill_concentration(const tria_calibration_layer_data *laye
     }
 }
 
+static bool all_one(const double *values, int32_t count)
+{
+    for (int32_t i = 0; i < count; i++) {
+        if (values[i] != 1) {
+            return false;
+        }
+    }
+    return true;
+}
+
 tria_status tria_calibration_create(const tria_model *model, const tria_env *env, tria_calibration **out,
                                     tria_error *error)
 {
@@ -288,9 +298,12 @@ tria_status tria_calibration_create(const tria_model *model, const tria_env *env
     calibration->explicit_geometry = 1;
     calibration->explicit_style = 1;
     for (int32_t l = 0; l < model->n_layers && status == TRIA_OK; l++) {
-        if (model->layers[l].n_q_heads > 0) {
-            status =
-                tria_calibration_set_geometry(calibration, l, &model->layers[l], TRIA_E_ARGUMENT, error);
+        tria_layer_params geometry = model->layers[l];
+        if (all_one(geometry.freq_scale_sq, geometry.rotary_dim / 2)) {
+            geometry.freq_scale_sq = NULL;
+        }
+        if (geometry.n_q_heads > 0) {
+            status = tria_calibration_set_geometry(calibration, l, &geometry, TRIA_E_ARGUMENT, error);
         }
     }
     if (status == TRIA_OK) {
@@ -303,6 +316,65 @@ tria_status tria_calibration_create(const tria_model *model, const tria_env *env
     }
     calibration->rope_theta = model->layers[0].rope_theta;
     *out = calibration;
+    return TRIA_OK;
+}
+
+void tria_calibration_params_init(tria_calibration_params *params)
+{
+    memset(params, 0, sizeof(*params));
+    params->struct_size = sizeof(*params);
+}
+
+tria_status tria_calibration_build(const tria_calibration_params *caller, const tria_env *env,
+                                   tria_calibration **out, tria_error *error)
+{
+    tria_calibration_params params;
+    tria_calibration *calibration;
+    tria_env full_env;
+    tria_status status;
+    tria_calibration_params_init(&params);
+    if (out == NULL) {
+        return tria_fail(error, TRIA_E_ARGUMENT, "tria_calibration_build: calibration is NULL");
+    }
+    TRIA_TRY(tria_struct_import(&params, sizeof(params), sizeof(params), caller, "tria_calibration_params",
+                                error));
+    TRIA_TRY(tria_env_import(&full_env, env, error));
+    if (params.n_layers < 1 || params.n_layers > TRIA_MAX_LAYERS || params.layers == NULL) {
+        return tria_fail(error, TRIA_E_FORMAT, "%d layers, allowed 1 to %d", params.n_layers,
+                         TRIA_MAX_LAYERS);
+    }
+    TRIA_TRY(tria_calibration_alloc(&full_env, params.n_layers, &calibration, error));
+    calibration->format = params.format;
+    calibration->explicit_presence = params.explicit_presence;
+    calibration->explicit_geometry = params.explicit_geometry;
+    calibration->explicit_style = params.explicit_style;
+    calibration->capture_point = params.capture_point;
+    calibration->rope_theta = params.rope_theta;
+    TRIA_TRY_GOTO(tria_calibration_set_texts(calibration, params.model_name, NULL, NULL, NULL, error),
+                  fail);
+    for (int32_t l = 0; l < params.n_layers; l++) {
+        const unsigned char *bytes =
+            (const unsigned char *)params.layers + (size_t)l * params.layers[0].struct_size;
+        tria_layer_params geometry = TRIA_LAYER_PARAMS_INIT;
+        TRIA_TRY_GOTO(tria_struct_import(&geometry, sizeof(geometry), sizeof(geometry), bytes,
+                                         "tria_layer_params", error),
+                      fail);
+        TRIA_TRY_GOTO(tria_calibration_set_geometry(calibration, l, &geometry, TRIA_E_FORMAT, error), fail);
+    }
+    *out = calibration;
+    return TRIA_OK;
+fail:
+    tria_calibration_destroy(calibration);
+    return status;
+}
+
+tria_status tria_calibration_set_tokens(tria_calibration *calibration, int32_t layer, uint64_t n_tokens,
+                                        tria_error *error)
+{
+    if (calibration == NULL || layer < 0 || layer >= calibration->n_layers) {
+        return tria_fail(error, TRIA_E_ARGUMENT, "no layer %d in the calibration", layer);
+    }
+    calibration->layers[layer].n_tokens = n_tokens;
     return TRIA_OK;
 }
 
@@ -460,6 +532,16 @@ tria_status tria_calibration_head(const tria_calibration *calibration, int32_t l
     if (present != NULL) {
         *present = head != NULL;
     }
+    return TRIA_OK;
+}
+
+tria_status tria_calibration_mrl(const tria_calibration *calibration, int32_t layer, int32_t q_head,
+                                 const float **mrl, tria_error *error)
+{
+    const tria_calibration_head_data *head;
+    TRIA_TRY(check_index(calibration, layer, q_head, error));
+    head = tria_calibration_find_head(calibration, layer, q_head);
+    *mrl = head != NULL ? tria_head_array(&calibration->layers[layer], head, TRIA_HEAD_FOURTH) : NULL;
     return TRIA_OK;
 }
 

@@ -80,6 +80,26 @@ typedef struct tria_head_stats {
 /* A calibration without any head, of the geometry of `model`, its name and fingerprint. */
 TRIA_API tria_status tria_calibration_create(const tria_model *model, const tria_env *env,
                                              tria_calibration **calibration, tria_error *error);
+/* What a reader of some other format knows; layers may leave n_kv_heads and rope_theta unknown: 0. */
+typedef struct tria_calibration_params {
+    size_t struct_size;
+    const tria_layer_params *layers; /* [n_layers], consecutive structs of layers[0].struct_size bytes */
+    int32_t n_layers;
+    int32_t format;            /* tria_format it was read from */
+    int32_t explicit_presence; /* this and the next four as in tria_calibration_info */
+    int32_t explicit_geometry;
+    int32_t explicit_style;
+    int32_t capture_point;
+    double rope_theta;
+    const char *model_name; /* or NULL */
+} tria_calibration_params;
+TRIA_API void tria_calibration_params_init(tria_calibration_params *params);
+/* A calibration without any head. Errors: FORMAT (names the layer and the field). */
+TRIA_API tria_status tria_calibration_build(const tria_calibration_params *params, const tria_env *env,
+                                            tria_calibration **calibration, tria_error *error);
+/* Sets how many tokens a layer's statistics come from. */
+TRIA_API tria_status tria_calibration_set_tokens(tria_calibration *calibration, int32_t layer,
+                                                 uint64_t n_tokens, tria_error *error);
 /* Sets (stats) or removes (NULL) one head. Errors: ARGUMENT (non-finite values are named). */
 TRIA_API tria_status tria_calibration_set_head(tria_calibration *calibration, int32_t layer, int32_t q_head,
                                                const tria_head_stats *stats, tria_error *error);
@@ -122,6 +142,12 @@ TRIA_API tria_status tria_calibration_layer(const tria_calibration *calibration,
 TRIA_API tria_status tria_calibration_head(const tria_calibration *calibration, int32_t layer,
                                            int32_t q_head, tria_head_stats *stats, int32_t *present,
                                            tria_error *error);
+
+/* The array [F] that dialects A and B keep beside a head's statistics and no score uses: |q_mean| /
+ * q_abs_mean, or q_abs_mean - |q_mean| in another line of files; as read, else the former. NULL for a head
+ * that is not calibrated. */
+TRIA_API tria_status tria_calibration_mrl(const tria_calibration *calibration, int32_t layer,
+                                          int32_t q_head, const float **mrl, tria_error *error);
 
 /* |q_mean| / q_abs_mean of one head, mean over the frequencies where q_abs_mean > 0: near 1 when its
  * queries hardly vary, near 0 when they have no direction. 0 for a head that is not calibrated. */
