@@ -139,12 +139,13 @@ tria_status tria_plan_create(const tria_plan_params *params, const tria_env *env
     plan->v1_events = tria_alloc(&plan->env, n, sizeof(*plan->v1_events));
     plan->scores = tria_alloc(&plan->env, n, sizeof(*plan->scores));
     plan->keeps = tria_alloc(&plan->env, n, sizeof(*plan->keeps));
+    plan->given_keeps = tria_alloc(&plan->env, n, sizeof(*plan->given_keeps));
     plan->compactions = tria_alloc(&plan->env, n, sizeof(*plan->compactions));
     plan->rows = tria_alloc(&plan->env, n * (size_t)v1->n_kv, sizeof(*plan->rows));
     plan->set_budgets = tria_alloc(&plan->env, n * (size_t)v1->n_sets, sizeof(*plan->set_budgets));
     bool complete = plan->events != NULL && plan->v1_events != NULL && plan->scores != NULL &&
-                    plan->keeps != NULL && plan->compactions != NULL && plan->rows != NULL &&
-                    plan->set_budgets != NULL;
+                    plan->keeps != NULL && plan->given_keeps != NULL && plan->compactions != NULL &&
+                    plan->rows != NULL && plan->set_budgets != NULL;
     if (complete && hands_scores_over(&plan->resolved.params)) {
         plan->handed_scores =
             tria_alloc(&plan->env, n * (size_t)v1->n_sets, sizeof(float) * (size_t)v1->max_rows);
@@ -185,6 +186,7 @@ void tria_plan_destroy(tria_plan *plan)
     tria_free(&env, plan->v1_events);
     tria_free(&env, plan->scores);
     tria_free(&env, plan->keeps);
+    tria_free(&env, plan->given_keeps);
     tria_free(&env, plan->compactions);
     tria_free(&env, plan->rows);
     tria_free(&env, plan->set_budgets);
@@ -203,7 +205,7 @@ tria_status tria_plan_workspace_size(const tria_plan_params *params, size_t *byt
     const size_t n = (size_t)resolved.params.max_sequences;
     const size_t sets = (size_t)resolved.plan.n_sets;
     size_t total =
-        n * (sizeof(tria_event) + sizeof(tria_v1_event) + sizeof(tria_scores) + sizeof(tria_keep) +
+        n * (sizeof(tria_event) + sizeof(tria_v1_event) + sizeof(tria_scores) + 2 * sizeof(tria_keep) +
              sizeof(tria_compaction) + sizeof(int32_t) * ((size_t)resolved.plan.n_kv + sets));
     tria_device *const devices[] = {resolved.params.score_device, resolved.params.select_device,
                                     resolved.params.compact_device};
@@ -372,6 +374,15 @@ static tria_status score_for_select(tria_plan *plan, int32_t n_events, void *str
     return TRIA_OK;
 }
 
+static tria_status export_keeps(tria_plan *plan, void *keep, int32_t n_events, tria_error *error)
+{
+    for (int32_t i = 0; keep != NULL && i < n_events; i++) {
+        TRIA_TRY(tria_struct_export(nth(keep, i), &plan->keeps[i], sizeof(*plan->keeps),
+                                    sizeof(*plan->keeps), "keep", error));
+    }
+    return TRIA_OK;
+}
+
 tria_status tria_plan_select(tria_plan *plan, const tria_batch *batch, const tria_scores *scores,
                              tria_keep *keep, tria_error *error)
 {
@@ -403,9 +414,17 @@ tria_status tria_plan_select(tria_plan *plan, const tria_batch *batch, const tri
     }
     TRIA_TRY(score_for_select(plan, n_events, stream, error));
     TRIA_TRY(plan->select.table->select(plan->select.context, plan->v1_events, n_events, stream, error));
-    for (int32_t i = 0; i < n_events; i++) {
-        TRIA_TRY(tria_struct_export(nth(keep, i), &plan->keeps[i], sizeof(plan->keeps[i]),
-                                    sizeof(plan->keeps[i]), "keep", error));
+    plan->late_keeps = stream != NULL ? keep : NULL;
+    plan->n_late_keeps = n_events;
+    return export_keeps(plan, keep, n_events, error);
+}
+
+static tria_status export_compactions(tria_plan *plan, void *compaction, int32_t n_events,
+                                      tria_error *error)
+{
+    for (int32_t i = 0; compaction != NULL && i < n_events; i++) {
+        TRIA_TRY(tria_struct_export(nth(compaction, i), &plan->compactions[i], sizeof(*plan->compactions),
+                                    sizeof(*plan->compactions), "compaction", error));
     }
     return TRIA_OK;
 }
@@ -420,28 +439,26 @@ tria_status tria_plan_compact(tria_plan *plan, const tria_batch *batch, const tr
     }
     TRIA_TRY(tria_plan_import_batch(plan, batch, 0, &stream, &n_events, error));
     for (int32_t i = 0; i < n_events; i++) {
-        tria_keep_init(&plan->keeps[i]);
+        tria_keep_init(&plan->given_keeps[i]);
         tria_compaction_init(&plan->compactions[i]);
         if (keep != NULL) {
-            TRIA_TRY(tria_struct_import(&plan->keeps[i], sizeof(*plan->keeps), sizeof(*plan->keeps),
-                                        nth(keep, i), "keep", error));
+            TRIA_TRY(tria_struct_import(&plan->given_keeps[i], sizeof(*plan->given_keeps),
+                                        sizeof(*plan->given_keeps), nth(keep, i), "keep", error));
         }
         if (compaction != NULL) {
             TRIA_TRY(tria_struct_import(&plan->compactions[i], sizeof(*plan->compactions),
                                         sizeof(*plan->compactions), nth(compaction, i), "compaction",
                                         error));
         }
-        plan->v1_events[i].keep = keep != NULL ? &plan->keeps[i] : NULL;
+        plan->v1_events[i].keep = keep != NULL ? &plan->given_keeps[i] : NULL;
         plan->v1_events[i].compaction = &plan->compactions[i];
     }
     const tria_status status =
         plan->compact.table->compact(plan->compact.context, plan->v1_events, n_events, stream, error);
-    for (int32_t i = 0; compaction != NULL && i < n_events; i++) {
-        if (status == TRIA_OK || status == TRIA_E_SHARED_PAGE) {
-            TRIA_TRY(tria_struct_export(nth(compaction, i), &plan->compactions[i],
-                                        sizeof(*plan->compactions), sizeof(*plan->compactions),
-                                        "compaction", error));
-        }
+    if (status == TRIA_OK || status == TRIA_E_SHARED_PAGE) {
+        plan->late_compactions = stream != NULL ? compaction : NULL;
+        plan->n_late_compactions = n_events;
+        TRIA_TRY(export_compactions(plan, compaction, n_events, error));
     }
     return status;
 }
@@ -453,5 +470,11 @@ tria_status tria_plan_synchronize(tria_plan *plan, tria_error *error)
     }
     TRIA_TRY(plan->score.table->synchronize(plan->score.context, error));
     TRIA_TRY(plan->select.table->synchronize(plan->select.context, error));
-    return plan->compact.table->synchronize(plan->compact.context, error);
+    TRIA_TRY(plan->compact.table->synchronize(plan->compact.context, error));
+    void *keeps = plan->late_keeps;
+    void *compactions = plan->late_compactions;
+    plan->late_keeps = NULL;
+    plan->late_compactions = NULL;
+    TRIA_TRY(export_keeps(plan, keeps, plan->n_late_keeps, error));
+    return export_compactions(plan, compactions, plan->n_late_compactions, error);
 }

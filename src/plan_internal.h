@@ -76,8 +76,14 @@ struct tria_plan {
     tria_event *events;       /* [max_sequences] in the latest form */
     tria_v1_event *v1_events; /* [max_sequences] */
     tria_scores *scores;
-    tria_keep *keeps;
+    tria_keep *keeps;       /* out of select */
+    tria_keep *given_keeps; /* in to compact */
     tria_compaction *compactions;
+    /* what the caller gave for results that a stream completes later; tria_plan_synchronize() fills them */
+    void *late_keeps;
+    void *late_compactions;
+    int32_t n_late_keeps;
+    int32_t n_late_compactions;
     int32_t *rows;        /* [max_sequences][n_kv] */
     int32_t *set_budgets; /* [max_sequences][n_sets] */
 };

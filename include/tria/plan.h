@@ -275,12 +275,14 @@ typedef struct tria_batch {
     const tria_event *events; /* [n_events], consecutive structs of events[0].struct_size bytes */
     int32_t n_events;
     int32_t reserved;
-    void *stream; /* device backends: cudaStream_t, hipStream_t, VkCommandBuffer; NULL = their own */
+    void *stream; /* device backends: cudaStream_t, hipStream_t, const tria_vulkan_stream *; NULL = their
+                     own */
 } tria_batch;
 TRIA_API void tria_batch_init(tria_batch *batch);
 
 /* Each takes one output struct per event (consecutive, of [0].struct_size bytes). On a device backend
- * work is queued on the stream and host outputs are complete after tria_plan_synchronize().
+ * work is queued on the stream; host outputs, which must stay valid until then, are complete after
+ * tria_plan_synchronize().
  * Errors: ARGUMENT, CAPACITY, MISMATCH (an event's view is not the plan's layout, rows or positions
  * differ where the mode needs them equal), SHARED_PAGE, DEVICE, CANCELLED. */
 TRIA_API tria_status tria_plan_score(tria_plan *plan, const tria_batch *batch, const tria_scores *scores,
