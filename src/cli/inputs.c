@@ -154,7 +154,7 @@ static int load_positions(inputs *in)
         return CLI_CONTINUE;
     }
     if (npy_read(in->positions_path, &array, &error) != TRIA_OK ||
-        cli_integers(in->positions_path, &array, 0, INT32_MAX, &values, &error) != TRIA_OK) {
+        cli_integers(in->positions_path, &array, 0, in->position - 1, &values, &error) != TRIA_OK) {
         npy_free(&array);
         return cli_library_error(in->positions_path, &error);
     }
