@@ -234,7 +234,9 @@ void main()
         float score = raw[at] + sum;
         if (not_finite(score)) {
             score = nan();
-            atomicOr(work[plan_at(PLAN_BAD_ROWS) + (first_row + r) / 32u], 1u << ((first_row + r) & 31u));
+            if (kv_word(kv, KV_SET) != NONE) { // layers nobody ranks are no concern
+                atomicOr(work[plan_at(PLAN_BAD_ROWS) + (first_row + r) / 32u], 1u << ((first_row + r) & 31u));
+            }
         }
         raw[at] = score;
     }

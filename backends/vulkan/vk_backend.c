@@ -87,6 +87,7 @@ static tria_status load_batch(vk_context *context, const tria_v1_event *events, 
     context->n_events = 0; /* until all of it is taken */
     context->selected = false;
     context->deliver_keep = false;
+    context->deliver_compaction = false;
     for (int32_t i = 0; i < n_events; i++) {
         vk_sequence *s = &context->sequences[i];
         VK_TRY(check_event(&events[i], i, error));
@@ -175,15 +176,74 @@ static void load_keep(vk_context *context, const vk_sequence *sequence, const tr
     }
 }
 
-tria_status vk_compact(void *opaque, const tria_v1_event *events, int32_t n_events, void *stream,
-                       tria_error *error)
+/* A compaction that follows a selection in the engine's command buffer: its keep sets are only known when
+ * that has run. What can be wrong with the cache is found with keep sets that keep everything. */
+static tria_status check_late(vk_context *context, const tria_v1_event *events, int32_t n_events,
+                              tria_error *error)
 {
-    vk_context *context = opaque;
+    const tria_v1_plan *plan = context->plan;
     const tria_v1_host *host = &context->device->host;
-    const bool has_keep = context->selected && context->n_events == n_events;
-    bool rows_move = false;
-    VK_TRY(settle(context, error));
+    for (int32_t i = 0; i < n_events; i++) {
+        vk_sequence *s = &context->sequences[i];
+        const tria_compaction *out = events[i].compaction;
+        int64_t most_moves = 0;
+        VK_TRY(check_event(&events[i], i, error));
+        for (int32_t set = 0; set < plan->n_sets; set++) {
+            const int32_t n = events[i].rows[vk_first_slot(plan, set)];
+            s->last_keep.counts[set] = n;
+            for (int32_t row = 0; row < n; row++) {
+                s->last_keep.rows[set * s->last_keep.row_stride + row] = row;
+            }
+        }
+        for (int32_t slot = 0; slot < plan->n_kv; slot++) {
+            most_moves += plan->kv[slot].set >= 0 ? events[i].rows[slot] : 0;
+        }
+        if (out != NULL && (out->page_shared != NULL || out->freed_pages != NULL)) {
+            return vk_fail(error, TRIA_E_STATE,
+                           "vulkan: event %d: shared and freed pages need the keep sets; synchronize after "
+                           "the selection",
+                           i);
+        }
+        if (out != NULL && out->moves != NULL && out->moves_capacity < most_moves) {
+            return vk_fail(error, TRIA_E_CAPACITY,
+                           "vulkan: event %d: moves_capacity %lld; before the selection has run, room for "
+                           "all %lld rows is needed",
+                           i, (long long)out->moves_capacity, (long long)most_moves);
+        }
+        context->events[i] = events[i];
+        context->events[i].keep = &s->last_keep;
+        context->events[i].compaction = NULL;
+    }
+    return host->compact(plan, context->events, n_events, context->compact_scratch, error);
+}
+
+static tria_status compact_late(vk_context *context, const tria_v1_event *events, int32_t n_events,
+                                const void *stream, tria_error *error)
+{
     VK_TRY(read_stream(context, stream, error));
+    if (context->stream.command_buffer == NULL) {
+        return settle(context, error); /* says what to do */
+    }
+    VK_TRY(check_late(context, events, n_events, error));
+    for (int32_t i = 0; i < n_events; i++) {
+        VK_TRY(vk_bind(context, &context->sequences[i], &events[i], true, error));
+    }
+    for (int32_t i = 0; i < n_events; i++) {
+        context->events[i].compaction = events[i].compaction;
+        context->sequences[i].event = &context->events[i];
+    }
+    context->deliver_compaction = true;
+    VK_TRY(vk_record_begin(context, error));
+    vk_record_compact(context);
+    return vk_record_end(context, error);
+}
+
+/* Keep sets that are known: those given, else the last selection's. */
+static tria_status take_keep(vk_context *context, const tria_v1_event *events, int32_t n_events,
+                             bool *rows_move, tria_error *error)
+{
+    const bool has_keep = context->selected && context->n_events == n_events;
+    *rows_move = false;
     for (int32_t i = 0; i < n_events; i++) {
         vk_sequence *s = &context->sequences[i];
         VK_TRY(check_event(&events[i], i, error));
@@ -196,8 +256,24 @@ tria_status vk_compact(void *opaque, const tria_v1_event *events, int32_t n_even
             context->events[i].keep = &s->last_keep;
         }
         VK_TRY(vk_bind(context, s, &events[i], true, error));
-        rows_move = rows_move || events[i].event->kv != NULL;
+        *rows_move = *rows_move || events[i].event->kv != NULL;
     }
+    return TRIA_OK;
+}
+
+tria_status vk_compact(void *opaque, const tria_v1_event *events, int32_t n_events, void *stream,
+                       tria_error *error)
+{
+    vk_context *context = opaque;
+    const tria_v1_host *host = &context->device->host;
+    bool rows_move;
+    if (context->state == VK_RECORDED && context->selected && context->n_events == n_events &&
+        events[0].keep == NULL) {
+        return compact_late(context, events, n_events, stream, error);
+    }
+    VK_TRY(settle(context, error));
+    VK_TRY(read_stream(context, stream, error));
+    VK_TRY(take_keep(context, events, n_events, &rows_move, error));
     context->n_events = 0;
     context->selected = false;
     /* From here on only the device can fail: checks, then positions and the report. */
@@ -208,6 +284,7 @@ tria_status vk_compact(void *opaque, const tria_v1_event *events, int32_t n_even
     for (int32_t i = 0; i < n_events; i++) {
         vk_sequence *s = &context->sequences[i];
         s->event = &context->events[i];
+        memset(&s->scores, 0, sizeof(s->scores));
         VK_TRY(vk_event_fill(context, s, s->event, true, error));
         load_keep(context, s, s->event->keep);
         if (context->staged) {

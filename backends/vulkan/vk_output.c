@@ -90,8 +90,7 @@ static void report(const vk_context *context, const vk_sequence *sequence, const
         keep->n_nan = count_bits(words + h[PLAN_BAD_ROWS], (plan->max_rows + 31) / 32);
         for (int32_t s = 0; s < plan->n_kv; s++) {
             const bool seen =
-                plan->kv[s].n_calibrated > 0 && sequence->event->rows[s] > 0 &&
-                (plan->kv[s].set >= 0 || sequence->scores.raw != NULL || sequence->scores.grouped != NULL);
+                plan->kv[s].n_calibrated > 0 && plan->kv[s].set >= 0 && sequence->event->rows[s] > 0;
             keep->n_zero_heads += seen && words[h[PLAN_NONZERO] + (uint32_t)s] == 0;
         }
     }
@@ -131,6 +130,12 @@ tria_status vk_deliver(vk_context *context, tria_error *error)
         deliver_keep(context, &context->sequences[i]);
     }
     context->deliver_keep = false;
+    if (context->deliver_compaction) {
+        const tria_v1_host *host = &context->device->host;
+        context->deliver_compaction = false;
+        VK_TRY(host->compact(context->plan, context->events, context->n_events, context->compact_scratch,
+                             error));
+    }
     for (int32_t i = 0; i < context->n_events; i++) {
         vk_sequence *sequence = &context->sequences[i];
         const tria_scores scores = sequence->scores;

@@ -110,6 +110,7 @@ typedef struct vk_context {
     int32_t n_events; /* of the batch in the buffers */
     bool selected;    /* its keep sets are known */
     bool deliver_keep;
+    bool deliver_compaction; /* recorded before its keep sets were known here */
     /* ranges written since the last barrier */
     VkDescriptorBufferInfo *written; /* [max_sequences][n_layers][VK_N_ROLES] */
     int32_t n_written;

@@ -71,7 +71,6 @@ static void make_layers(config *c)
 {
     const int32_t n_kv = 1 + config_below(c, 3);
     const bool equal_heads = c->params.mode == TRIA_MODE_PER_HEAD || config_chance(c, 60);
-    const bool raw = c->layout.k_state == TRIA_K_RAW;
     for (int32_t l = 0; l < c->n_layers; l++) {
         static const int32_t dims[] = {8, 16, 24, 32, 64, 96, 128, 20};
         tria_layer_params *layer = &c->layers[l];
@@ -104,7 +103,7 @@ static void make_layers(config *c)
         } else if (config_chance(c, 12)) {
             layer->window = 1 + config_below(c, 12);
         }
-        if (config_chance(c, 30) && !(raw && source >= 0)) {
+        if (source < 0 && config_chance(c, 30)) {
             for (int32_t f = 0; f < layer->rotary_dim / 2; f++) {
                 c->inv_freq[l][f] = exp(-8.0 * (double)config_random(c) / 4294967296.0);
             }

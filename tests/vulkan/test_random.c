@@ -190,7 +190,7 @@ static double compare_raw(const config *c, const tria_plan *plan, const config_e
                     squares += a * a;
                     count++;
                     if (pass == 1) {
-                        const double error = fabs(a - b) / largest;
+                        const double error = largest > 0.0 ? fabs(a - b) / largest : fabs(b);
                         if (!(error <= 1e-5)) {
                             complain(c, "raw of layer %d head %d row %d is %.9g, expected %.9g", l, q, i, b,
                                      a);
