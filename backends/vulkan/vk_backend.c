@@ -97,11 +97,11 @@ static tria_status load_batch(vk_context *context, const tria_v1_event *events, 
         if (events[i].scores != NULL && scoring) {
             s->scores = *events[i].scores;
         }
-        if (s->scored) {
+        if (scoring) {
             VK_TRY(vk_bind(context, s, &events[i], false, error));
-            if (context->staged) {
-                vk_stage_in(context, s, &events[i], false);
-            }
+        }
+        if (s->scored && context->staged) {
+            vk_stage_in(context, s, &events[i], false);
         }
         VK_TRY(vk_event_fill(context, s, &events[i], false, error));
     }
