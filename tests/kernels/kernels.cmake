@@ -1,0 +1,43 @@
+# The kernels of the CUDA and HIP backends and their host code, compiled for the CPU: see emulation.h.
+include(CheckLanguage)
+check_language(CXX)
+if(NOT CMAKE_CXX_COMPILER)
+    return()
+endif()
+enable_language(CXX)
+
+set(TRIA_KERNEL_TESTS 150 CACHE STRING "Random configurations per warp size that the kernel tests run")
+set(_cuda ${PROJECT_SOURCE_DIR}/backends/cuda)
+set(_sources kernels/emulation.cpp kernels/device.cpp)
+foreach(unit score_launch.cu event_launch.cu control.cpp describe.cpp plugin.cpp staging.cpp stages.cpp)
+    list(APPEND _sources ${_cuda}/${unit})
+endforeach()
+set_source_files_properties(${_cuda}/score_launch.cu ${_cuda}/event_launch.cu PROPERTIES
+    LANGUAGE CXX COMPILE_OPTIONS "-xc++")
+
+foreach(lanes 32 64)
+    set(_plugin tria_emulated_${lanes})
+    set(_folder ${CMAKE_CURRENT_BINARY_DIR}/emulated-${lanes})
+    add_library(${_plugin} SHARED ${_sources})
+    set_target_properties(${_plugin} PROPERTIES OUTPUT_NAME tria-cuda LIBRARY_OUTPUT_DIRECTORY ${_folder}
+        CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF CXX_VISIBILITY_PRESET default)
+    target_compile_definitions(${_plugin} PUBLIC TRIA_EMULATED TRIA_EMULATED_LANES=${lanes})
+    target_compile_options(${_plugin} PRIVATE -O2 -Wall -Wextra -Wshadow -ffp-contract=off
+        $<$<BOOL:${TRIA_WERROR}>:-Werror>)
+    target_include_directories(${_plugin} PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/kernels
+        PRIVATE ${PROJECT_SOURCE_DIR}/include ${_cuda})
+
+    set(_environment "TRIA_BACKEND_PATH=${_folder}")
+    foreach(kind score select)
+        add_test(NAME kernels-golden-${kind}-${lanes} COMMAND test_${kind}_golden)
+        set_tests_properties(kernels-golden-${kind}-${lanes} PROPERTIES SKIP_RETURN_CODE 77
+            ENVIRONMENT "${_environment};TRIA_TEST_BACKEND=cuda")
+    endforeach()
+
+    add_executable(test_kernels_random_${lanes} kernels/test_random.c vulkan/config.c)
+    target_include_directories(test_kernels_random_${lanes} PRIVATE vulkan)
+    target_link_libraries(test_kernels_random_${lanes} PRIVATE tria_flags tria_static ${_plugin} m)
+    add_test(NAME kernels-random-${lanes} COMMAND test_kernels_random_${lanes})
+    set_tests_properties(kernels-random-${lanes} PROPERTIES
+        ENVIRONMENT "${_environment};TRIA_TEST_COUNT=${TRIA_KERNEL_TESTS};TRIA_TEST_ORDER=${lanes}")
+endforeach()
