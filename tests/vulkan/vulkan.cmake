@@ -8,6 +8,19 @@ foreach(kind score select)
         ENVIRONMENT "${_plugin};TRIA_TEST_BACKEND=vulkan")
 endforeach()
 
+add_executable(test_vulkan_no_loader vulkan/test_no_loader.c)
+target_link_libraries(test_vulkan_no_loader PRIVATE tria_flags tria_static m PkgConfig::CMOCKA)
+set_target_properties(test_vulkan_no_loader PROPERTIES ENABLE_EXPORTS ON) # its dlopen() is the plugin's
+add_test(NAME vulkan-no-loader COMMAND test_vulkan_no_loader)
+set_tests_properties(vulkan-no-loader PROPERTIES SKIP_RETURN_CODE 77 ENVIRONMENT "${_plugin}")
+
+if(TARGET tria-vulkan-host)
+    add_test(NAME vulkan-host COMMAND tria-vulkan-host --device ""
+        --calibration ${CMAKE_CURRENT_SOURCE_DIR}/data/golden/gqa4/calib.tria
+        --keys ${CMAKE_CURRENT_SOURCE_DIR}/data/golden/gqa4/K_rot.npy)
+    set_tests_properties(vulkan-host PROPERTIES SKIP_RETURN_CODE 3 ENVIRONMENT "${_plugin}")
+endif()
+
 if(TRIA_VULKAN_LIBRARY)
     function(tria_add_vulkan_test NAME)
         string(REPLACE "-" "_" _target "test_${NAME}")
