@@ -2,6 +2,7 @@
 #include "compact_internal.h"
 #include "cpu/host_device.h"
 #include "cpu/pipeline.h"
+#include "cpu/terms.h"
 
 #include <string.h>
 
@@ -53,8 +54,8 @@ static tria_status score_event(tria_cpu_context *c, void *stream, tria_error *er
         atomic_store_explicit(&c->bad_rows[i], 0, memory_order_relaxed);
     }
     atomic_store(&c->n_zero_heads, 0);
-    c->host->fold(plan, event->event->t, 1, c->lin);
-    tria_cpu_run(c, tria_cpu_score_slot, plan->n_kv);
+    c->host->fold(plan, event->event->t, event->event->terms == NULL, c->lin);
+    tria_cpu_run(c, tria_cpu_score_heads, c->n_score_jobs);
     for (int64_t i = 0; i < c->stride; i++) {
         c->n_nan[c->event_index] += atomic_load_explicit(&c->bad_rows[i], memory_order_relaxed);
     }
@@ -88,6 +89,7 @@ static tria_status cpu_score(void *context, const tria_v1_event *events, int32_t
         if (events[i].scores != NULL && events[i].scores->dtype != TRIA_DTYPE_F32) {
             return tria_fail(error, TRIA_E_UNSUPPORTED, "event %d: the CPU backend's scores are f32", i);
         }
+        TRIA_TRY(tria_terms_check(events[i].event->terms, c->plan, i, error));
     }
     for (int32_t i = 0; i < n_events; i++) {
         c->event = &events[i];
@@ -121,8 +123,12 @@ static tria_status cpu_compact(void *context, const tria_v1_event *events, int32
                                tria_error *error)
 {
     tria_cpu_context *c = context;
-    const tria_compact_context lent = {c->parallel_for, c->parallel_context, c->compact_scratch, NULL, false};
+    const tria_compact_context lent = {c->parallel_for, c->parallel_context, c->compact_scratch,
+                                       tria_terms_move, false};
     (void)stream;
+    for (int32_t i = 0; i < n_events; i++) {
+        TRIA_TRY(tria_terms_check(events[i].event->terms, c->plan, i, error));
+    }
     return tria_cpu_compact(c->plan, events, n_events, &lent, error);
 }
 
@@ -132,7 +138,7 @@ typedef struct array_spec {
     size_t count;
     size_t size;
 } array_spec;
-enum { N_SHARED = 13, N_WORKER = 11 };
+enum { N_SHARED = 15, N_WORKER = 17 };
 
 static void list_shared(tria_cpu_context *c, array_spec specs[N_SHARED])
 {
@@ -143,6 +149,8 @@ static void list_shared(tria_cpu_context *c, array_spec specs[N_SHARED])
     const array_spec list[N_SHARED] = {
         {(void **)&c->workers, (size_t)c->n_workers, sizeof(*c->workers)},
         {(void **)&c->lin, (size_t)plan->lin_count, sizeof(float)},
+        {(void **)&c->content, (size_t)plan->lin_count, sizeof(float)},
+        {(void **)&c->score_jobs, (size_t)plan->n_kv + 1, sizeof(int32_t)},
         {(void **)&c->grouped, c->scores_reach_sets ? 0 : (size_t)plan->n_kv * stride, sizeof(float)},
         {(void **)&c->sums, sums, sizeof(float)},
         {(void **)&c->counts, sums, sizeof(float)},
@@ -162,7 +170,8 @@ static void list_worker(const tria_cpu_context *c, tria_worker *w, array_spec sp
 {
     const tria_v1_plan *plan = c->plan;
     const size_t stride = (size_t)c->stride;
-    const size_t heads = (size_t)plan->max_group;
+    const size_t heads = (size_t)c->max_job_heads;
+    const size_t slots = (size_t)c->max_job_slots;
     int32_t dim = 1;
     for (int32_t l = 0; l < plan->n_layers; l++) {
         dim = plan->layers[l].k.dim > dim ? plan->layers[l].k.dim : dim;
@@ -174,12 +183,19 @@ static void list_worker(const tria_cpu_context *c, tria_worker *w, array_spec sp
         {(void **)&w->lin, heads, sizeof(float *)},
         {(void **)&w->mag, heads, sizeof(float *)},
         {(void **)&w->terms, heads, sizeof(float *)},
+        {(void **)&w->new_terms, heads, sizeof(float *)},
+        {(void **)&w->content, heads, sizeof(float *)},
         {(void **)&w->moments, heads, sizeof(tria_moments)},
         {(void **)&w->scales, heads, sizeof(tria_head_scale)},
+        {(void **)&w->jobs, slots, sizeof(tria_score_job)},
+        {(void **)&w->new_jobs, slots, sizeof(tria_score_job)},
+        {(void **)&w->key_rows, slots, sizeof(tria_rows)},
+        {(void **)&w->slots, slots, sizeof(int32_t)},
         {(void **)&w->mask, stride, sizeof(uint8_t)},
         {(void **)&w->words, 2 * stride, sizeof(uint32_t)},
         {(void **)&w->row, row, sizeof(float)},
-        {&w->kernel_scratch, tria_score_scratch_size(dim, plan->max_group, plan->n_lin), 1},
+        {&w->kernel_scratch, tria_score_scratch_size(dim, plan->max_group, plan->n_lin, c->max_job_slots),
+         1},
     };
     memcpy(specs, list, sizeof(list));
 }
@@ -245,6 +261,36 @@ static void cpu_plan_destroy(void *context)
     tria_free(env, c);
 }
 
+/*
+ * Which heads are scored together: of one layer, because they may lie side by side, and as many as still
+ * give every worker several jobs. Fills `first`, [n_kv + 1], unless it is NULL.
+ */
+static void divide_slots(tria_cpu_context *c, const tria_v1_plan *plan, int32_t *first)
+{
+    const int32_t even = plan->n_kv / (4 * c->n_workers);
+    const int32_t most = even > 1 ? even : 1;
+    int32_t n_slots = 0;
+    int32_t n_heads = 0;
+    c->n_score_jobs = 0;
+    for (int32_t s = 0; s < plan->n_kv; s++) {
+        if (s == 0 || n_slots == most || plan->kv[s].layer != plan->kv[s - 1].layer) {
+            if (first != NULL) {
+                first[c->n_score_jobs] = s;
+            }
+            c->n_score_jobs++;
+            n_slots = 0;
+            n_heads = 0;
+        }
+        n_slots++;
+        n_heads += plan->kv[s].n_calibrated;
+        c->max_job_slots = n_slots > c->max_job_slots ? n_slots : c->max_job_slots;
+        c->max_job_heads = n_heads > c->max_job_heads ? n_heads : c->max_job_heads;
+    }
+    if (first != NULL) {
+        first[c->n_score_jobs] = plan->n_kv;
+    }
+}
+
 static void shape(tria_cpu_context *c, const tria_v1_plan *plan)
 {
     c->plan = plan;
@@ -254,6 +300,7 @@ static void shape(tria_cpu_context *c, const tria_v1_plan *plan)
     for (int32_t s = 0; s < plan->n_kv; s++) {
         c->has_sums = c->has_sums || tria_borrows(plan, s);
     }
+    divide_slots(c, plan, NULL);
 }
 
 static bool allocate_all(tria_cpu_context *c)
@@ -264,6 +311,13 @@ static bool allocate_all(tria_cpu_context *c)
     list_shared(c, shared);
     if (!allocate(env, shared, N_SHARED)) {
         return false;
+    }
+    divide_slots(c, plan, c->score_jobs);
+    /* Content terms are what the position does not change; all else cancels exactly. */
+    c->host->fold(plan, 0, 0, c->lin);
+    c->host->fold(plan, 0, 1, c->content);
+    for (int64_t i = 0; i < plan->lin_count; i++) {
+        c->content[i] -= c->lin[i];
     }
     for (int32_t i = 0; i < c->n_workers; i++) {
         array_spec specs[N_WORKER];

@@ -12,8 +12,9 @@
 /* Rows whose moments are formed in float before they join the rest in double. */
 #define MOMENTS_CHUNK 1024
 #define ROTATION_BASE_BITS 11
-/* How far ahead of its use a row is fetched. */
-#define PREFETCH_BYTES 4096
+/* Rows of one head that are scored before the next head's turn. Where heads lie side by side their rows
+ * share pages of memory, which are then translated once for all of them. */
+#define HEAD_CHUNK 128
 
 int32_t tria_cpu_features(void)
 {
@@ -165,7 +166,12 @@ static size_t vector_floats(int32_t dim)
     return (size_t)round_lanes(dim) + (size_t)3 * TRIA_LANES;
 }
 
-size_t tria_score_scratch_size(int32_t dim, int32_t n_heads, int32_t n_lin)
+static size_t prepared_bytes(int32_t n_jobs)
+{
+    return ((size_t)n_jobs * sizeof(prepared) + 63) / 64 * 64;
+}
+
+static size_t job_scratch(int32_t dim, int32_t n_heads, int32_t n_lin)
 {
     size_t vector = vector_floats(dim), heads = (size_t)n_heads;
     size_t floats = heads * (size_t)n_lin * vector /* lin */
@@ -174,7 +180,12 @@ size_t tria_score_scratch_size(int32_t dim, int32_t n_heads, int32_t n_lin)
                     + vector                       /* row */
                     + TRIA_ROW_BLOCK * vector      /* block */
                     + heads * TRIA_ROW_BLOCK;      /* best */
-    return floats * sizeof(float) + heads * sizeof(float *);
+    return (floats * sizeof(float) + heads * sizeof(float *) + 63) / 64 * 64;
+}
+
+size_t tria_score_scratch_size(int32_t dim, int32_t n_heads, int32_t n_lin, int32_t n_jobs)
+{
+    return prepared_bytes(n_jobs) + (size_t)n_jobs * job_scratch(dim, n_heads, n_lin);
 }
 
 /* The order the loops use: real parts, imaginary parts, content; each padded with zeros. */
@@ -280,7 +291,8 @@ static bool read_directly(const tria_score_job *job, prepared *p)
            behind % TRIA_LANES == 0;
 }
 
-static void prepare(const tria_score_job *job, void *scratch, prepared *p)
+/* Returns the bytes of scratch it took. */
+static size_t prepare(const tria_score_job *job, void *scratch, prepared *p)
 {
     tria_score_span *span = &p->span;
     int32_t dim = job->rows->tensor->dim;
@@ -338,6 +350,7 @@ static void prepare(const tria_score_job *job, void *scratch, prepared *p)
             p->best_heads[h] = p->best + (size_t)h * TRIA_ROW_BLOCK;
         }
     }
+    return job_scratch(dim, job->n_heads, job->n_lin);
 }
 
 /* Non-finite scores of any offset must show. */
@@ -425,8 +438,7 @@ static void score_even_rows(const tria_cpu_kernels *kernels, const prepared *p, 
     span.out = p->job->out;
     span.terms = p->job->terms;
     if (rows->page_table == NULL) {
-        int64_t ahead = PREFETCH_BYTES / (span.row_bytes > 0 ? span.row_bytes : 1);
-        span.prefetch = (ahead > 4 ? ahead : 4) * span.row_stride;
+        span.prefetch = HEAD_CHUNK * span.row_stride;
     } else if (first + n < p->job->n_rows) {
         span.prefetch = tria_rows_at(rows, row + n) - span.rows;
     }
@@ -470,29 +482,52 @@ static int32_t even_rows(const tria_rows *rows, int32_t row, int32_t n)
     return left < n ? left : n;
 }
 
-void tria_score_rows(const tria_cpu_kernels *kernels, const tria_score_job *job, void *scratch)
+/* Rows [first, end) of a job. */
+static void score_range(const tria_cpu_kernels *kernels, const prepared *p, int32_t first, int32_t end)
 {
-    prepared p;
-    prepare(job, scratch, &p);
-    for (int32_t h = 0; job->moments != NULL && h < job->n_heads; h++) {
-        job->moments[h] = (tria_moments){0.0, 0.0, 0};
-    }
-    for (int32_t first = 0; first < job->n_rows; first += MOMENTS_CHUNK) {
-        int32_t n = job->n_rows - first < MOMENTS_CHUNK ? job->n_rows - first : MOMENTS_CHUNK;
-        for (int32_t done = 0; done < n;) {
-            int32_t part = n - done;
-            if (p.direct) {
-                part = even_rows(job->rows, job->first_row + first + done, part);
-                score_even_rows(kernels, &p, first + done, part);
-            } else {
-                part = part < TRIA_ROW_BLOCK ? part : TRIA_ROW_BLOCK;
-                score_decoded_rows(kernels, &p, first + done, part);
-            }
-            done += part;
+    while (first < end) {
+        int32_t n = end - first;
+        if (p->direct) {
+            n = even_rows(p->job->rows, p->job->first_row + first, n);
+            score_even_rows(kernels, p, first, n);
+        } else {
+            n = n < TRIA_ROW_BLOCK ? n : TRIA_ROW_BLOCK;
+            score_decoded_rows(kernels, p, first, n);
         }
-        for (int32_t h = 0; job->moments != NULL && h < job->n_heads; h++) {
-            tria_moments chunk = chunk_moments(kernels, job->out[h] + first, n);
-            tria_moments_combine(&job->moments[h], &chunk);
+        first += n;
+    }
+}
+
+static int32_t smaller(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+void tria_score_rows(const tria_cpu_kernels *kernels, const tria_score_job *jobs, int32_t n_jobs,
+                     void *scratch)
+{
+    prepared *all = scratch;
+    unsigned char *next = (unsigned char *)scratch + prepared_bytes(n_jobs);
+    int32_t longest = 0;
+    for (int32_t j = 0; j < n_jobs; j++) {
+        next += prepare(&jobs[j], next, &all[j]);
+        longest = jobs[j].n_rows > longest ? jobs[j].n_rows : longest;
+        for (int32_t h = 0; jobs[j].moments != NULL && h < jobs[j].n_heads; h++) {
+            jobs[j].moments[h] = (tria_moments){0.0, 0.0, 0};
+        }
+    }
+    for (int32_t chunk = 0; chunk < longest; chunk += MOMENTS_CHUNK) {
+        for (int32_t first = chunk; first < smaller(longest, chunk + MOMENTS_CHUNK); first += HEAD_CHUNK) {
+            for (int32_t j = 0; j < n_jobs; j++) {
+                score_range(kernels, &all[j], first, smaller(jobs[j].n_rows, first + HEAD_CHUNK));
+            }
+        }
+        for (int32_t j = 0; j < n_jobs; j++) {
+            int32_t n = smaller(jobs[j].n_rows - chunk, MOMENTS_CHUNK);
+            for (int32_t h = 0; jobs[j].moments != NULL && n > 0 && h < jobs[j].n_heads; h++) {
+                tria_moments moments = chunk_moments(kernels, jobs[j].out[h] + chunk, n);
+                tria_moments_combine(&jobs[j].moments[h], &moments);
+            }
         }
     }
 }

@@ -61,11 +61,12 @@ typedef struct tria_score_job {
     tria_moments *moments;     /* [n_heads] of all rows of the job, or NULL */
 } tria_score_job;
 
-/* Bytes of scratch (64-byte aligned) a job with at most these numbers needs; `dim` as stored. */
-size_t tria_score_scratch_size(int32_t dim, int32_t n_heads, int32_t n_lin);
-/* Moments are combined from chunks of fixed size in the order of rows: a job's result is one function of
- * its input, whoever runs it. */
-void tria_score_rows(const tria_cpu_kernels *kernels, const tria_score_job *job, void *scratch);
+/* Bytes of scratch (64-byte aligned) for `n_jobs` with at most these numbers each; `dim` as stored. */
+size_t tria_score_scratch_size(int32_t dim, int32_t n_heads, int32_t n_lin, int32_t n_jobs);
+/* Scores the rows of some heads of one layer, a stretch of rows at a time. Moments are combined from chunks
+ * of fixed size in the order of rows: a job's result does not depend on who runs it with which others. */
+void tria_score_rows(const tria_cpu_kernels *kernels, const tria_score_job *jobs, int32_t n_jobs,
+                     void *scratch);
 
 /* Moments of any scores, in the same fixed chunks; rows with skip[i] != 0 are left out (NULL: none). */
 void tria_moments_of(const tria_cpu_kernels *kernels, const float *scores, const uint8_t *skip,

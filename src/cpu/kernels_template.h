@@ -166,11 +166,15 @@ INLINE void NAME(tile_heads)(const tria_score_span *span, int32_t first_row, int
     int32_t n_rows = span->n_rows - first_row < TILE_ROWS ? span->n_rows - first_row : TILE_ROWS;
     NAME(open_tile)(span, first_row, n_rows, source, &tile);
     if (first_head == 0) {
+        /* Far ahead into the second cache, which has room for it, and the next tile into the first. */
         UNROLL
         for (int r = 0; r < TILE_ROWS; r++) {
-            uintptr_t ahead = (uintptr_t)tile.rows[r] + (uintptr_t)span->prefetch;
+            uintptr_t row = (uintptr_t)tile.rows[r];
+            uintptr_t far = row + (uintptr_t)span->prefetch;
+            uintptr_t near = row + (uintptr_t)span->row_stride * TILE_ROWS;
             for (int32_t b = 0; b < span->row_bytes; b += 64) {
-                __builtin_prefetch((const void *)(ahead + (uintptr_t)b));
+                __builtin_prefetch((const void *)(far + (uintptr_t)b), 0, 2);
+                __builtin_prefetch((const void *)(near + (uintptr_t)b));
             }
         }
     }

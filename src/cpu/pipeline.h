@@ -16,18 +16,24 @@
 
 #include <stdatomic.h>
 
-/* What one worker needs beside its job; workers never share it. */
+/* What one worker needs beside its job; workers never share it. Heads are those of one job. */
 typedef struct tria_worker {
-    float *raw;              /* [max_group][stride] */
-    float **out;             /* [max_group] where the raw scores of each head go */
-    const float **lin;       /* [max_group] */
-    const float **mag;       /* [max_group] */
-    const float **terms;     /* [max_group] */
-    tria_moments *moments;   /* [max_group] */
-    tria_head_scale *scales; /* [max_group] */
-    uint8_t *mask;           /* [stride] protected rows */
-    uint32_t *words;         /* [2][stride] selection and ordering */
-    float *row;              /* [stride] one row of scores */
+    float *raw;              /* [max_job_heads][stride] */
+    float **out;             /* [max_job_heads] where the raw scores of each head go */
+    const float **lin;       /* [max_job_heads] */
+    const float **mag;       /* [max_job_heads] */
+    float **terms;           /* [max_job_heads] kept terms */
+    float **new_terms;       /* [max_job_heads] from the first row whose terms are not known */
+    const float **content;   /* [max_job_heads] */
+    tria_moments *moments;   /* [max_job_heads] */
+    tria_head_scale *scales; /* [max_job_heads] */
+    tria_score_job *jobs;    /* [max_job_slots] */
+    tria_score_job *new_jobs;
+    tria_rows *key_rows; /* [max_job_slots] */
+    int32_t *slots;      /* [max_job_slots] that `jobs` are of */
+    uint8_t *mask;       /* [stride] protected rows */
+    uint32_t *words;     /* [2][stride] selection and ordering */
+    float *row;          /* [stride] one row of scores */
     void *kernel_scratch;
 } tria_worker;
 
@@ -47,12 +53,17 @@ struct tria_cpu_context {
     bool has_sums;          /* some KV head borrows scores */
     bool scores_reach_sets; /* per_layer_per_head: grouped scores are the final ones */
     float *lin;             /* [lin_count] of the current event */
-    float *grouped;         /* [n_kv][stride] of the current event, unless scores_reach_sets */
-    float *sums;            /* [n_kv][stride] sum of z over the slot's calibrated heads, when has_sums */
-    float *counts;          /* [n_kv][stride] how many of them are finite */
-    float *final;           /* [max_sequences][n_sets][stride] */
-    float *reduce;          /* [stride] counts that travel with an all-reduced mean */
-    float *zeros;           /* [stride] */
+    float *content;         /* [lin_count] what of `lin` does not depend on the event */
+    int32_t *score_jobs;    /* [n_score_jobs + 1] first KV slots; a job is some heads of one layer */
+    int32_t n_score_jobs;
+    int32_t max_job_slots;
+    int32_t max_job_heads;
+    float *grouped;   /* [n_kv][stride] of the current event, unless scores_reach_sets */
+    float *sums;      /* [n_kv][stride] sum of z over the slot's calibrated heads, when has_sums */
+    float *counts;    /* [n_kv][stride] how many of them are finite */
+    float *final;     /* [max_sequences][n_sets][stride] */
+    float *reduce;    /* [stride] counts that travel with an all-reduced mean */
+    float *zeros;     /* [stride] */
     float **rotation; /* [n_layers] tables, shared between layers of equal frequencies; raw keys only */
     _Atomic uint8_t *bad_rows; /* [stride] */
     int32_t *n_nan;            /* [max_sequences] */
@@ -77,8 +88,8 @@ float *tria_cpu_grouped(const tria_cpu_context *c, int32_t slot);
 /* The final scores of a set in the current event. */
 float *tria_cpu_final(const tria_cpu_context *c, int32_t set);
 
-/* The steps; each a tria_cpu_job over KV slots or sets. */
-void tria_cpu_score_slot(tria_cpu_context *c, tria_worker *worker, int32_t slot);
+/* The steps; each a tria_cpu_job over score jobs or sets. */
+void tria_cpu_score_heads(tria_cpu_context *c, tria_worker *worker, int32_t job);
 void tria_cpu_aggregate_set(tria_cpu_context *c, tria_worker *worker, int32_t set);
 void tria_cpu_pool_set(tria_cpu_context *c, tria_worker *worker, int32_t set);
 void tria_cpu_select_set(tria_cpu_context *c, tria_worker *worker, int32_t set);

@@ -1,5 +1,7 @@
-/* score.c - one KV head: raw scores of its query heads in one read of K, then normalised and grouped. */
+/* score.c - some KV heads of a layer: raw scores of their query heads in one read of K, then normalised and
+ * grouped. */
 #include "cpu/pipeline.h"
+#include "cpu/terms.h"
 #include "kv_view_internal.h"
 
 #include <math.h>
@@ -48,42 +50,44 @@ static bool keys_are_zero(const tria_worker *w, const tria_rows *rows, int32_t n
 }
 
 /* How each head's scores become z; replaces the scores of a head without any finite row by zeros. */
-static void choose_scales(tria_cpu_context *c, tria_worker *w, int32_t slot, int32_t n_heads, int32_t n)
+static void choose_scales(tria_cpu_context *c, tria_worker *w, int32_t slot, const tria_score_job *job,
+                          tria_head_scale *scales)
 {
+    const int32_t n = job->n_rows;
     const int32_t over = c->plan->params->normalize_over;
     if (over == TRIA_NORMALIZE_CANDIDATES) {
         tria_protect(c->plan, c->event->event, slot, n, w->mask);
     }
-    for (int32_t h = 0; h < n_heads; h++) {
-        const bool any_finite = w->moments[h].count > 0;
+    for (int32_t h = 0; h < job->n_heads; h++) {
+        const bool any_finite = job->moments[h].count > 0;
         if (over == TRIA_NORMALIZE_NONE) {
             const tria_head_scale identity = {0.0F, 0.0F, 1.0F};
-            w->scales[h] = identity;
+            scales[h] = identity;
             continue;
         }
         if (over == TRIA_NORMALIZE_CANDIDATES) {
-            tria_moments_of(c->kernels, w->out[h], w->mask, n, &w->moments[h]);
+            tria_moments_of(c->kernels, job->out[h], w->mask, n, &job->moments[h]);
         }
-        w->scales[h] = tria_head_scale_of(&w->moments[h]);
+        scales[h] = tria_head_scale_of(&job->moments[h]);
         if (!any_finite) {
-            w->out[h] = c->zeros;
+            ((const float **)job->out)[h] = c->zeros;
         }
     }
 }
 
 /* Sum and number of the finite z of a slot's heads, for KV heads that borrow them. */
-static void sum_heads(const tria_cpu_context *c, const tria_worker *w, int32_t slot, int32_t n_heads,
-                      int32_t n)
+static void sum_heads(const tria_cpu_context *c, int32_t slot, float *const *scores,
+                      const tria_head_scale *scales, int32_t n_heads, int32_t n)
 {
     float *sums = c->sums + slot * c->stride;
     float *counts = c->counts + slot * c->stride;
     memset(sums, 0, sizeof(*sums) * (size_t)n);
     memset(counts, 0, sizeof(*counts) * (size_t)n);
     for (int32_t h = 0; h < n_heads; h++) {
-        const tria_head_scale scale = w->scales[h];
+        const tria_head_scale scale = scales[h];
         for (int32_t i = 0; i < n; i++) {
-            if (isfinite(w->out[h][i])) {
-                sums[i] += (w->out[h][i] - scale.mean_high - scale.mean_low) * scale.inverse;
+            if (isfinite(scores[h][i])) {
+                sums[i] += (scores[h][i] - scale.mean_high - scale.mean_low) * scale.inverse;
                 counts[i] += 1.0F;
             }
         }
@@ -111,31 +115,48 @@ static void weigh_for_global(tria_cpu_context *c, tria_worker *w, int32_t slot, 
     }
 }
 
-static void group(tria_cpu_context *c, tria_worker *w, int32_t slot, int32_t n_heads, int32_t n)
+static void group(tria_cpu_context *c, tria_worker *w, int32_t slot, const tria_score_job *job,
+                  const tria_head_scale *scales)
 {
+    const int32_t n = job->n_rows;
+    const int32_t n_heads = job->n_heads;
     const tria_plan_params *params = c->plan->params;
     const tria_scores *scores = c->event->scores;
     const bool mean = params->group == TRIA_AGGREGATE_MEAN;
-    const float *const *raw = (const float *const *)w->out;
+    const float *const *raw = (const float *const *)job->out;
     float *grouped = tria_cpu_grouped(c, slot);
 
-    tria_group_rows(c->kernels, raw, w->scales, n_heads, n, mean, grouped);
+    tria_group_rows(c->kernels, raw, scales, n_heads, n, mean, grouped);
     if (scores != NULL && scores->grouped != NULL) {
         memcpy((float *)scores->grouped + slot * scores->row_stride, grouped, sizeof(float) * (size_t)n);
     }
     if (params->mode == TRIA_MODE_UNION && mean) {
-        tria_group_rows(c->kernels, raw, w->scales, n_heads, n, false,
-                        grouped); /* `group` does not enter */
+        tria_group_rows(c->kernels, raw, scales, n_heads, n, false, grouped); /* `group` does not enter */
     }
     if (params->mode == TRIA_MODE_GLOBAL) {
         weigh_for_global(c, w, slot, n, grouped);
     }
     if (c->has_sums) {
-        sum_heads(c, w, slot, n_heads, n);
+        sum_heads(c, slot, job->out, scales, n_heads, n);
     }
 }
 
-void tria_cpu_score_slot(tria_cpu_context *c, tria_worker *w, int32_t slot)
+/* A KV head nobody is calibrated for. */
+static void leave_slot(tria_cpu_context *c, int32_t slot, int32_t n)
+{
+    const tria_scores *scores = c->event->scores;
+    fill_nan(tria_cpu_grouped(c, slot), n);
+    if (scores != NULL && scores->grouped != NULL) {
+        fill_nan((float *)scores->grouped + slot * scores->row_stride, n);
+    }
+    if (c->has_sums) {
+        sum_heads(c, slot, NULL, NULL, 0, n);
+    }
+}
+
+/* Describes the scoring of a KV slot in w->jobs[n_jobs], its heads from `first` on; returns their number.
+ */
+static int32_t open_slot(tria_cpu_context *c, tria_worker *w, int32_t slot, int32_t n_jobs, int32_t first)
 {
     const tria_v1_plan *plan = c->plan;
     const tria_event *event = c->event->event;
@@ -146,35 +167,31 @@ void tria_cpu_score_slot(tria_cpu_context *c, tria_worker *w, int32_t slot)
     const int32_t n = c->event->rows[slot];
     const bool wanted = scores != NULL && (scores->raw != NULL || scores->grouped != NULL);
     int32_t n_heads = 0;
-    tria_rows rows;
 
     if (n == 0 || (kv->set < 0 && !wanted)) {
-        return;
+        return 0;
     }
     for (int32_t g = kv->group_begin; g < kv->group_end; g++) {
         const tria_v1_query *query = &plan->queries[plan->group[g]];
+        const int32_t h = first + n_heads;
         if (query->calibrated) {
-            w->out[n_heads] = raw_target(c, w, plan->group[g], n_heads);
-            w->lin[n_heads] = c->lin + query->lin_offset;
-            w->mag[n_heads] = plan->mag + query->mag_offset;
+            w->out[h] = raw_target(c, w, plan->group[g], h);
+            w->lin[h] = c->lin + query->lin_offset;
+            w->mag[h] = plan->mag + query->mag_offset;
+            w->content[h] = c->content + query->lin_offset;
+            w->terms[h] = event->terms != NULL ? tria_terms_of(event->terms, g) : NULL;
             n_heads++;
         } else if (scores != NULL && scores->raw != NULL) {
             fill_nan((float *)scores->raw + plan->group[g] * scores->row_stride, n);
         }
     }
     if (n_heads == 0) {
-        fill_nan(tria_cpu_grouped(c, slot), n);
-        if (scores != NULL && scores->grouped != NULL) {
-            fill_nan((float *)scores->grouped + slot * scores->row_stride, n);
-        }
-        if (c->has_sums) {
-            sum_heads(c, w, slot, 0, n);
-        }
-        return;
+        leave_slot(c, slot, n);
+        return 0;
     }
-    tria_rows_init(&rows, event->kv, view, &view->k, kv->head);
+    tria_rows_init(&w->key_rows[n_jobs], event->kv, view, &view->k, kv->head);
     const tria_score_job job = {
-        .rows = &rows,
+        .rows = &w->key_rows[n_jobs],
         .first_row = 0,
         .n_rows = n,
         .head_dim = layer->head_dim,
@@ -188,24 +205,78 @@ void tria_cpu_score_slot(tria_cpu_context *c, tria_worker *w, int32_t slot)
         .positions = tria_event_positions(event, kv->layer, kv->head),
         .n_heads = n_heads,
         .n_lin = plan->n_lin,
-        .lin = w->lin,
-        .mag = w->mag,
-        .terms = NULL,
-        .out = w->out,
-        .moments = w->moments,
+        .lin = w->lin + first,
+        .mag = event->terms == NULL ? w->mag + first : NULL,
+        .terms = event->terms != NULL ? (const float *const *)w->terms + first : NULL,
+        .out = w->out + first,
+        .moments = w->moments + first,
     };
-    tria_score_rows(c->kernels, &job, w->kernel_scratch);
+    w->jobs[n_jobs] = job;
+    w->slots[n_jobs] = slot;
+    return n_heads;
+}
 
-    bool zero = true;
-    for (int32_t h = 0; h < n_heads; h++) {
-        if (w->moments[h].count < n) {
-            mark_bad_rows(c, w->out[h], n);
+/* Norm and content terms of the rows that came since the last event. */
+static void update_terms(tria_cpu_context *c, tria_worker *w, int32_t n_jobs)
+{
+    int32_t n_new = 0;
+    for (int32_t j = 0; j < n_jobs; j++) {
+        const tria_score_job *job = &w->jobs[j];
+        const int32_t known = tria_terms_known(c->event->event->terms, w->slots[j]);
+        if (known < job->n_rows) {
+            const ptrdiff_t first = job->out - w->out;
+            tria_score_job *new_job = &w->new_jobs[n_new++];
+            *new_job = *job;
+            for (int32_t h = 0; h < job->n_heads; h++) {
+                w->new_terms[first + h] = w->terms[first + h] + known;
+            }
+            new_job->first_row = known;
+            new_job->n_rows = job->n_rows - known;
+            new_job->n_lin = 1;
+            new_job->lin = w->content + first;
+            new_job->mag = w->mag + first;
+            new_job->terms = NULL;
+            new_job->out = w->new_terms + first;
+            new_job->moments = NULL;
         }
-        zero = zero && w->moments[h].count == n && w->moments[h].mean == 0.0 && w->moments[h].m2 == 0.0;
+        tria_terms_set_known(c->event->event->terms, w->slots[j], job->n_rows);
     }
-    if (zero && keys_are_zero(w, &rows, n, layer->head_dim)) {
+    tria_score_rows(c->kernels, w->new_jobs, n_new, w->kernel_scratch);
+}
+
+static void finish_slot(tria_cpu_context *c, tria_worker *w, int32_t slot, const tria_score_job *job)
+{
+    tria_head_scale *scales = w->scales + (job->out - w->out);
+    const int32_t n = job->n_rows;
+    bool zero = true;
+    for (int32_t h = 0; h < job->n_heads; h++) {
+        const tria_moments *moments = &job->moments[h];
+        if (moments->count < n) {
+            mark_bad_rows(c, job->out[h], n);
+        }
+        zero = zero && moments->count == n && moments->mean == 0.0 && moments->m2 == 0.0;
+    }
+    if (zero && keys_are_zero(w, job->rows, n, job->head_dim)) {
         atomic_fetch_add_explicit(&c->n_zero_heads, 1, memory_order_relaxed);
     }
-    choose_scales(c, w, slot, n_heads, n);
-    group(c, w, slot, n_heads, n);
+    choose_scales(c, w, slot, job, scales);
+    group(c, w, slot, job, scales);
+}
+
+void tria_cpu_score_heads(tria_cpu_context *c, tria_worker *w, int32_t index)
+{
+    int32_t n_jobs = 0;
+    int32_t first = 0;
+    for (int32_t slot = c->score_jobs[index]; slot < c->score_jobs[index + 1]; slot++) {
+        const int32_t n_heads = open_slot(c, w, slot, n_jobs, first);
+        first += n_heads;
+        n_jobs += n_heads > 0 ? 1 : 0;
+    }
+    if (c->event->event->terms != NULL) {
+        update_terms(c, w, n_jobs);
+    }
+    tria_score_rows(c->kernels, w->jobs, n_jobs, w->kernel_scratch);
+    for (int32_t j = 0; j < n_jobs; j++) {
+        finish_slot(c, w, w->slots[j], &w->jobs[j]);
+    }
 }
