@@ -248,10 +248,12 @@ static void finish_slot(tria_cpu_context *c, tria_worker *w, int32_t slot, const
 {
     tria_head_scale *scales = w->scales + (job->out - w->out);
     const int32_t n = job->n_rows;
-    bool zero = true;
+    /* reports are about rows that some keep set depends on, whatever scores are asked for */
+    const bool reported = c->plan->kv[slot].set >= 0;
+    bool zero = reported;
     for (int32_t h = 0; h < job->n_heads; h++) {
         const tria_moments *moments = &job->moments[h];
-        if (moments->count < n) {
+        if (reported && moments->count < n) {
             mark_bad_rows(c, job->out[h], n);
         }
         zero = zero && moments->count == n && moments->mean == 0.0 && moments->m2 == 0.0;
