@@ -403,7 +403,7 @@ tria_status tria_sequence_load(const void *data, size_t size, const tria_env *en
     tria_env own_env;
     tria_policy policy;
     tria_tables tables;
-    tria_sequence *loaded = NULL;
+    tria_sequence *loaded;
     stream s = {NULL, data, size, BODY_OFFSET};
     TRIA_TRY(tria_env_import(&own_env, env, error));
     if (data == NULL || sequence == NULL) {
@@ -418,7 +418,10 @@ tria_status tria_sequence_load(const void *data, size_t size, const tria_env *en
         tria_tables_release(&tables, &own_env);
         return status;
     }
-    TRIA_TRY(tria_sequence_alloc(&policy, &tables, &own_env, &loaded, error));
+    loaded = tria_sequence_alloc(&policy, &tables, &own_env, error);
+    if (loaded == NULL) {
+        return TRIA_E_MEMORY;
+    }
     status = load_rows(&s, loaded, error);
     if (status != TRIA_OK) {
         tria_sequence_destroy(loaded);

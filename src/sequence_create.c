@@ -42,13 +42,14 @@ static bool alloc_arrays(tria_sequence *sequence)
            sequence->prompts != NULL;
 }
 
-tria_status tria_sequence_alloc(const tria_policy *policy, tria_tables *tables, const tria_env *env,
-                                tria_sequence **sequence, tria_error *error)
+tria_sequence *tria_sequence_alloc(const tria_policy *policy, tria_tables *tables, const tria_env *env,
+                                   tria_error *error)
 {
     tria_sequence *s = tria_guard_alloc(env, sizeof(*s));
     if (s == NULL) {
         tria_tables_release(tables, env);
-        return tria_fail_memory(error, sizeof(*s), "a sequence");
+        tria_fail_memory(error, sizeof(*s), "a sequence");
+        return NULL;
     }
     s->env = *env;
     s->policy = *policy;
@@ -61,10 +62,10 @@ tria_status tria_sequence_alloc(const tria_policy *policy, tria_tables *tables, 
     if (!alloc_arrays(s)) {
         const size_t bytes = (size_t)s->tables.n_tables * (size_t)policy->capacity * 2 * sizeof(int32_t);
         tria_sequence_destroy(s);
-        return tria_fail_memory(error, bytes, "the position tables of a sequence");
+        tria_fail_memory(error, bytes, "the position tables of a sequence");
+        return NULL;
     }
-    *sequence = s;
-    return TRIA_OK;
+    return s;
 }
 
 tria_status tria_sequence_create(const tria_policy_params *params, const tria_env *env,
@@ -81,7 +82,10 @@ tria_status tria_sequence_create(const tria_policy_params *params, const tria_en
     }
     TRIA_TRY(tria_policy_resolve(&policy, params, error));
     TRIA_TRY(tria_tables_resolve(&tables, &policy, params, &own_env, error));
-    TRIA_TRY(tria_sequence_alloc(&policy, &tables, &own_env, &s, error));
+    s = tria_sequence_alloc(&policy, &tables, &own_env, error);
+    if (s == NULL) {
+        return TRIA_E_MEMORY;
+    }
     s->state.enabled = params->enabled != 0;
     tria_sequence_describe(s, line, sizeof(line));
     tria_log(&own_env, TRIA_LOG_INFO, "%s", line);
@@ -135,7 +139,10 @@ static tria_status fork_sequence(tria_sequence *sequence, const tria_env *env, t
     tria_tables tables;
     tria_sequence *s;
     TRIA_TRY(copy_tables(&tables, &sequence->tables, env, error));
-    TRIA_TRY(tria_sequence_alloc(&sequence->policy, &tables, env, &s, error));
+    s = tria_sequence_alloc(&sequence->policy, &tables, env, error);
+    if (s == NULL) {
+        return TRIA_E_MEMORY;
+    }
     const size_t capacity = (size_t)sequence->policy.capacity;
     tria_sequence_settle(sequence);
     s->state = sequence->state;

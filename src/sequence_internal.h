@@ -110,9 +110,9 @@ tria_status tria_tables_resolve(tria_tables *tables, const tria_policy *policy,
 void tria_tables_release(tria_tables *tables, const tria_env *env);
 
 /* sequence_create.c */
-/* A fresh sequence; takes over the arrays of `tables` in any case. */
-tria_status tria_sequence_alloc(const tria_policy *policy, tria_tables *tables, const tria_env *env,
-                                tria_sequence **sequence, tria_error *error);
+/* A fresh sequence; takes over the arrays of `tables` in any case. NULL: no memory, said in *error. */
+tria_sequence *tria_sequence_alloc(const tria_policy *policy, tria_tables *tables, const tria_env *env,
+                                   tria_error *error);
 
 /* sequence.c */
 int32_t tria_sequence_rows(const tria_sequence *sequence);
