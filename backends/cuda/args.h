@@ -225,7 +225,7 @@ struct Event {
     uint32_t *bad_rows; /* [row_words] non-finite scores */
     int32_t *n_protected; /* [n_kv] */
     int32_t *n_prompt_rows; /* [n_kv] */
-    uint32_t *nonzero; /* [n_kv] */
+    uint32_t *keys_seen; /* [n_kv] see report_keys() */
     uint32_t *unordered; /* [n_kv] positions do not ascend */
     uint32_t *differs; /* [n_layers + 1] */
     int32_t *move_begin; /* [n_kv + 1] */

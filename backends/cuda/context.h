@@ -22,6 +22,11 @@ tria_status fail(tria_error *error, tria_status code, const char *format, ...) _
 /* TRIA_OK, or the status that stands for a failed runtime call, `what` saying which. */
 tria_status check(cudaError_t result, const char *what, tria_error *error);
 
+/* For calls whose failure changes nothing any more. */
+inline void ignore(cudaError_t)
+{
+}
+
 #define TRIA_GPU_TRY(expression)                                                                           \
     do {                                                                                                   \
         const tria_status tria_try_status = (expression);                                                  \

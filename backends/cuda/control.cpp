@@ -207,7 +207,7 @@ static void point_to_workspace(const Context *context, int index, Event *out)
     counters += sizeof(Report) / sizeof(int32_t);
     out->n_protected = counters;
     out->n_prompt_rows = counters + plan.n_kv;
-    out->nonzero = (uint32_t *)counters + 2 * plan.n_kv;
+    out->keys_seen = (uint32_t *)counters + 2 * plan.n_kv;
     out->unordered = (uint32_t *)counters + 3 * plan.n_kv;
     out->differs = (uint32_t *)counters + 4 * plan.n_kv;
     out->bad_rows = (uint32_t *)counters + 4 * plan.n_kv + plan.n_layers + 1;

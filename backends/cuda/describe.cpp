@@ -559,13 +559,17 @@ void describe(Context *context, Blob *blob)
         const int begin = n_slots;
         uint32_t most_bytes = 0;
         uint32_t widest = 1;
-        for (int s = 0; s < v1->n_kv; s++) {
-            if (kvs[s].n_chunks > 0 && (is_prepared(v1) ? dtype == 0 : layers[kvs[s].layer].k.dtype == dtype)) {
-                uint32_t unit;
-                most_bytes = std::max(most_bytes, staged_bytes(v1, &v1->layers[kvs[s].layer], &unit));
-                widest = std::max(widest, unit);
-                score_slots[n_slots++] = s;
+        for (int ranked = 1; ranked >= 0; ranked--) {
+            for (int s = 0; s < v1->n_kv; s++) {
+                const bool mine = is_prepared(v1) ? dtype == 0 : layers[kvs[s].layer].k.dtype == dtype;
+                if (mine && kvs[s].n_chunks > 0 && (kvs[s].set >= 0) == (ranked != 0)) {
+                    uint32_t unit;
+                    most_bytes = std::max(most_bytes, staged_bytes(v1, &v1->layers[kvs[s].layer], &unit));
+                    widest = std::max(widest, unit);
+                    score_slots[n_slots++] = s;
+                }
             }
+            launch->n_ranked = ranked ? n_slots - begin : launch->n_ranked;
         }
         if (n_slots > begin) {
             launch->pitch = pitch_for(most_bytes, widest);

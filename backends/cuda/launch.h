@@ -20,6 +20,7 @@ struct Extent {
 struct ScoreLaunch {
     const int32_t *slots; /* device */
     int n_slots;
+    int n_ranked; /* the first ones, which have a keep set */
     int dtype;
     int prepared; /* keys are decoded to float first: raw or Hadamard-transformed */
     uint32_t pitch;
@@ -31,7 +32,8 @@ cudaError_t launch_fold(const Call &call, const Extent &extent, cudaStream_t str
 cudaError_t launch_protect(const Call &call, const Extent &extent, const int32_t *slots, int n_slots,
                            cudaStream_t stream);
 cudaError_t launch_compare(const Call &call, const Extent &extent, cudaStream_t stream);
-cudaError_t launch_score(const Call &call, const Extent &extent, const ScoreLaunch &launch, cudaStream_t stream);
+cudaError_t launch_score(const Call &call, const Extent &extent, const ScoreLaunch &launch, bool ranked_only,
+                         cudaStream_t stream);
 /* Normalises raw scores; groups them as well if `grouped`. */
 cudaError_t launch_normalise(const Call &call, const Extent &extent, bool grouped, cudaStream_t stream);
 cudaError_t launch_rank(const Call &call, const Extent &extent, cudaStream_t stream);

@@ -26,7 +26,7 @@ tria_status check(cudaError_t result, const char *what, tria_error *error)
     if (result == cudaSuccess) {
         return TRIA_OK;
     }
-    cudaGetLastError(); /* not to be found by the engine's next check */
+    ignore(cudaGetLastError()); /* not to be found by the engine's next check */
     return fail(error, result == cudaErrorMemoryAllocation ? TRIA_E_MEMORY : TRIA_E_DEVICE, "%s: %s: %s", PORT_NAME, what,
                 cudaGetErrorString(result));
 }
@@ -38,7 +38,7 @@ static int32_t probe(tria_error *error)
     int count = 0;
     const cudaError_t result = cudaGetDeviceCount(&count);
     if (result != cudaSuccess) {
-        cudaGetLastError();
+        ignore(cudaGetLastError());
         fail(error, TRIA_E_DEVICE, "%s: no usable device: %s", PORT_NAME, cudaGetErrorString(result));
         return TRIA_E_DEVICE;
     }
@@ -217,9 +217,9 @@ static void release_array(const tria_env *env, const ArraySpec &spec)
         return;
     }
     if (spec.memory == DEVICE) {
-        cudaFree(*spec.pointer);
+        ignore(cudaFree(*spec.pointer));
     } else if (spec.memory == PINNED) {
-        cudaFreeHost(*spec.pointer);
+        ignore(cudaFreeHost(*spec.pointer));
     } else {
         env->release(env->allocator_context, *spec.pointer);
     }
@@ -259,9 +259,9 @@ static void plan_destroy(void *context)
     Context *c = (Context *)context;
     const tria_env *env = c->host->env;
     ArraySpec specs[max_arrays];
-    cudaSetDevice(c->device->ordinal);
+    ignore(cudaSetDevice(c->device->ordinal));
     if (c->last_stream != NULL) {
-        cudaStreamSynchronize(c->last_stream);
+        ignore(cudaStreamSynchronize(c->last_stream));
     }
     release_staging(c);
     const int n = list_arrays(c, 0, specs);
@@ -270,11 +270,11 @@ static void plan_destroy(void *context)
     }
     for (int i = 0; i < n_control_slots; i++) {
         if (c->control[i].uploaded != NULL) {
-            cudaEventDestroy(c->control[i].uploaded);
+            ignore(cudaEventDestroy(c->control[i].uploaded));
         }
     }
     if (c->own_stream != NULL) {
-        cudaStreamDestroy(c->own_stream);
+        ignore(cudaStreamDestroy(c->own_stream));
     }
     env->release(env->allocator_context, c);
 }
@@ -362,13 +362,8 @@ static tria_status workspace_size(const tria_v1_plan *plan, size_t *host_bytes, 
 } // namespace tria_gpu
 
 extern "C" {
-#if defined(TRIA_EMULATED)
-#define TRIA_PLUGIN_EXPORT
-#else
-#define TRIA_PLUGIN_EXPORT __attribute__((visibility("default")))
-#endif
-extern TRIA_PLUGIN_EXPORT const tria_backend_v1_table tria_backend_v1;
-TRIA_PLUGIN_EXPORT const tria_backend_v1_table tria_backend_v1 = {
+extern __attribute__((visibility("default"))) const tria_backend_v1_table tria_backend_v1;
+const tria_backend_v1_table tria_backend_v1 = {
     sizeof(tria_backend_v1_table), TRIA_BACKEND_V1_VERSION,
     PORT_NAME,
     tria_gpu::probe,

@@ -244,12 +244,11 @@ PORT_DEVICE void add_contents(P row, gptr<const unsigned char> weights, int begi
     }
 }
 
-template <class D, class P> PORT_DEVICE bool any_content(P row, const Shape &shape)
+template <class D, class P> PORT_DEVICE bool any_nonzero(P row, const Shape &shape)
 {
     PORT_ROLLED
     for (int d = 0; d < shape.head_dim; d++) {
-        const bool content = d < shape.rotary_offset || d >= shape.rotary_offset + 2 * shape.n_freq;
-        if (content && D::load1(row, d) != 0.0f) {
+        if (D::load1(row, d) != 0.0f) {
             return true;
         }
     }
@@ -289,7 +288,8 @@ PORT_DEVICE bool score_row(P row, float scale, const Plan &plan, const Shape &sh
         const float linear = chunk.has_content[c] ? sums.linear[c] + sums.content[c] : sums.linear[c];
         scores[c] = port_fma(scale, linear, (scale < 0.0f ? -scale : scale) * sums.norm[c]);
     }
-    return scale != 0.0f && (sums.nonzero != 0.0f || any_content<D>(row, shape));
+    /* magnitudes may have underflowed, and content dimensions have none */
+    return scale != 0.0f && (sums.nonzero != 0.0f || any_nonzero<D>(row, shape));
 }
 
 PORT_DEVICE bool is_finite(float x)
@@ -366,7 +366,9 @@ PORT_DEVICE bool score_tile(const ScoreArgs &args, const Source &source, const S
                 if (chunk.query[c] >= 0) {
                     if (!is_finite(scores[c])) {
                         scores[c] = not_a_number();
-                        port_atomic_or(&port_global(event.bad_rows)[row / 32], 1u << (row % 32));
+                        if (kv.set >= 0) {
+                            port_atomic_or(&port_global(event.bad_rows)[row / 32], 1u << (row % 32));
+                        }
                     }
                     port_global(event.raw)[(int64_t)chunk.query[c] * plan.max_rows + row] = scores[c];
                 }
@@ -393,12 +395,13 @@ PORT_DEVICE void locate_tile(const Plan &plan, const Source &source, const Score
     }
 }
 
-PORT_DEVICE void report_nonzero(const Source &source, bool nonzero)
+/* Bit 0: the slot has been scored; bit 1: it holds something but zeros. */
+PORT_DEVICE void report_keys(const Source &source, bool nonzero)
 {
     const uint64_t votes = port_ballot(nonzero);
-    if (votes != 0 && port_thread() % port_lanes == 0) {
+    if (port_thread() % port_lanes == 0) {
         const Event event = *port_global(source.event);
-        port_atomic_or(&port_global(event.nonzero)[source.slot], 1);
+        port_atomic_or(&port_global(event.keys_seen)[source.slot], votes != 0 ? 3 : 1);
     }
 }
 
@@ -425,7 +428,7 @@ template <class D> PORT_KERNEL_OF(score_threads, score_blocks) score_kernel(Scor
         port_barrier();
         nonzero |= score_tile<D>(args, source, shared, tile, n_rows);
     }
-    report_nonzero(source, nonzero);
+    report_keys(source, nonzero);
 }
 
 /* ---- keys that are not yet rotated keys ---- */
@@ -551,7 +554,7 @@ PORT_KERNEL_OF(score_threads, score_blocks) score_prepared_kernel(ScoreArgs args
         port_barrier();
         nonzero |= score_tile<DecodeF32>(args, source, shared, tile, n_rows);
     }
-    report_nonzero(source, nonzero);
+    report_keys(source, nonzero);
 }
 } // namespace tria_gpu
 

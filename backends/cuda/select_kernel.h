@@ -192,8 +192,8 @@ PORT_KERNEL(block_threads) report_kernel(Call call)
         n_nan += port_count_bits(port_global(event.bad_rows)[i]);
     }
     for (int slot = port_thread(); slot < plan.n_kv; slot += port_threads()) {
-        const Kv kv = port_global(plan.kvs)[slot];
-        n_zero += kv.n_chunks > 0 && row_count(plan, event, slot) > 0 && port_global(event.nonzero)[slot] == 0;
+        const bool ranked = *port_global(&plan.kvs[slot].set) >= 0;
+        n_zero += ranked && row_count(plan, event, slot) > 0 && port_global(event.keys_seen)[slot] == 1;
     }
     port_atomic_add(port_global(&event.report->n_nan), n_nan);
     port_atomic_add(port_global(&event.report->n_zero_heads), n_zero);

@@ -141,6 +141,9 @@ tria_status run_score(Context *context, const tria_v1_event *events, int n_event
     const bool ranks = any(events, n_events, wants_ranks);
     const bool grouped = any(events, n_events, wants_grouped);
     const bool scores = any(events, n_events, [](const tria_v1_event *event) { return event->scores != NULL; });
+    const bool ranked_only = !grouped && !any(events, n_events, [](const tria_v1_event *event) {
+        return event->scores != NULL && event->scores->raw != NULL;
+    });
     bool idle = true;
     Control control;
     TRIA_GPU_TRY(check_score_events(context, events, n_events, error));
@@ -162,7 +165,8 @@ tria_status run_score(Context *context, const tria_v1_event *events, int n_event
     if (context->n_launches > 0) {
         TRIA_GPU_TRY(check(launch_fold(control.call, control.extent, control.stream), "fold", error));
         for (int i = 0; i < context->n_launches; i++) {
-            TRIA_GPU_TRY(check(launch_score(control.call, control.extent, context->launches[i], control.stream), "score", error));
+            TRIA_GPU_TRY(check(launch_score(control.call, control.extent, context->launches[i], ranked_only,
+                                            control.stream), "score", error));
         }
     }
     if (context->plan.n_kv > 0) {

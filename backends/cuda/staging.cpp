@@ -117,7 +117,7 @@ static tria_status copy_ranges_in(Context *context, cudaStream_t stream, tria_er
         StagedRange *range = &context->staged[i];
         const size_t size = (size_t)(range->end - range->begin);
         if (range->capacity < size + 16) {
-            cudaFree(range->allocation);
+            ignore(cudaFree(range->allocation));
             range->allocation = NULL;
             range->capacity = 0;
             TRIA_GPU_TRY(check(cudaMalloc(&range->allocation, size + 16), "allocating a copy of host K and V", error));
@@ -152,7 +152,7 @@ tria_status stage_event_memory(Context *context, const tria_v1_event *events, in
                 /* older runtimes report an error for memory they do not know */
                 const bool reachable = cudaPointerGetAttributes(&attributes, tensor->base) == cudaSuccess &&
                                        port_reachable(attributes);
-                cudaGetLastError();
+                ignore(cudaGetLastError());
                 if (reachable) {
                     *known = tensor->base;
                     continue;
@@ -210,7 +210,7 @@ tria_status unstage(Context *context, cudaStream_t stream, tria_error *error)
 void release_staging(Context *context)
 {
     for (int i = 0; i < context->max_staged && context->staged != NULL; i++) {
-        cudaFree(context->staged[i].allocation);
+        ignore(cudaFree(context->staged[i].allocation));
     }
 }
 } // namespace tria_gpu
