@@ -2,6 +2,7 @@
  * compact.c - repacking caches in place: check everything, move (layer, KV head)s in parallel, report.
  */
 #include "compact_internal.h"
+#include "cpu/terms.h"
 #include "kv_view_internal.h"
 
 #include <string.h>
@@ -95,8 +96,8 @@ static void move_slot(const compact_job *job, const tria_v1_event *event, int32_
                           .token_stride = (int64_t)sizeof(int32_t)};
         tria_gather_lane(&gather, &lane);
     }
-    if (e->terms != NULL && job->context->move_terms != NULL) {
-        job->context->move_terms(e->terms, slot, &gather);
+    if (e->terms != NULL) {
+        tria_terms_move(e->terms, slot, &gather);
     }
 }
 

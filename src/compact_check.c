@@ -2,6 +2,7 @@
  * compact_check.c - everything that can be wrong with a compaction, found before a byte is written.
  */
 #include "compact_internal.h"
+#include "cpu/terms.h"
 #include "kv_view_internal.h"
 
 #include <inttypes.h>
@@ -428,6 +429,7 @@ tria_status tria_compact_check(const tria_v1_plan *plan, const tria_v1_event *ev
     if (event->rows == NULL) {
         return tria_fail(error, TRIA_E_UNSUPPORTED, "rows and keep sets must be in host memory");
     }
+    TRIA_TRY(tria_terms_check(e->terms, plan, error));
     TRIA_TRY(check_keep(plan, event, error));
     TRIA_TRY(check_positions(plan, event, error));
     if (e->kv != NULL) {

@@ -49,8 +49,6 @@ typedef struct tria_compact_context {
     tria_parallel_for parallel_for; /* NULL: the calling thread */
     void *parallel_context;
     int32_t *scratch; /* [tria_compact_scratch_count()], allocated with the plan */
-    /* Moves the kept terms of one KV slot like its rows (tria_gather_lane); NULL without kept terms. */
-    void (*move_terms)(tria_terms *terms, int32_t kv_slot, const tria_gather *gather);
     bool rows_elsewhere; /* another backend moves K and V */
 } tria_compact_context;
 

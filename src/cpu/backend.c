@@ -25,16 +25,37 @@ static void work(void *argument, int32_t index)
         if (job >= c->n_jobs) {
             return;
         }
+        double start = tria_cpu_now();
         c->job(c, &c->workers[index], job);
+        if (c->part != TRIA_PART_SCORE) { /* scoring keeps its own time */
+            tria_cpu_lap(&c->workers[index], c->part, &start);
+        }
     }
 }
 
-void tria_cpu_run(tria_cpu_context *c, tria_cpu_job job, int32_t n_jobs)
+void tria_cpu_run(tria_cpu_context *c, tria_cpu_job job, int32_t n_jobs, tria_part part)
 {
     c->job = job;
+    c->part = part;
     c->n_jobs = n_jobs;
     atomic_store(&c->next_job, 0);
     c->parallel_for(c->parallel_context, c->n_workers < n_jobs ? c->n_workers : n_jobs, work, c);
+}
+
+static void restart_clock(tria_cpu_context *c, tria_part part)
+{
+    for (int32_t i = 0; i < c->n_workers; i++) {
+        c->workers[i].seconds[part] = 0.0;
+    }
+}
+
+double tria_cpu_seconds(const tria_cpu_context *c, int32_t part)
+{
+    double seconds = part == TRIA_PART_COMPACT ? c->compact_seconds : 0.0;
+    for (int32_t i = 0; i < c->n_workers && part >= 0 && part < TRIA_PART_COMPACT; i++) {
+        seconds += c->workers[i].seconds[part];
+    }
+    return seconds;
 }
 
 /* What `score` leaves behind for one event. */
@@ -55,7 +76,7 @@ static tria_status score_event(tria_cpu_context *c, void *stream, tria_error *er
     }
     atomic_store(&c->n_zero_heads, 0);
     c->host->fold(plan, event->event->t, event->event->terms == NULL, c->lin);
-    tria_cpu_run(c, tria_cpu_score_heads, c->n_score_jobs);
+    tria_cpu_run(c, tria_cpu_score_heads, c->n_score_jobs, TRIA_PART_SCORE);
     for (int64_t i = 0; i < c->stride; i++) {
         c->n_nan[c->event_index] += atomic_load_explicit(&c->bad_rows[i], memory_order_relaxed);
     }
@@ -63,12 +84,12 @@ static tria_status score_event(tria_cpu_context *c, void *stream, tria_error *er
     if (event->keep == NULL && (scores == NULL || scores->final_scores == NULL)) {
         return TRIA_OK;
     }
-    tria_cpu_run(c, tria_cpu_aggregate_set, plan->n_sets);
+    tria_cpu_run(c, tria_cpu_aggregate_set, plan->n_sets, TRIA_PART_NORMALIZE);
     if (tria_needs_reduce(plan)) {
         TRIA_TRY(tria_cpu_reduce(c, stream, error));
     }
     if (plan->params->pool_radius > 0) {
-        tria_cpu_run(c, tria_cpu_pool_set, plan->n_sets);
+        tria_cpu_run(c, tria_cpu_pool_set, plan->n_sets, TRIA_PART_NORMALIZE);
     }
     for (int32_t set = 0; scores != NULL && scores->final_scores != NULL && set < plan->n_sets; set++) {
         const int32_t n = event->rows[tria_first_slot(plan, set)];
@@ -89,8 +110,13 @@ static tria_status cpu_score(void *context, const tria_v1_event *events, int32_t
         if (events[i].scores != NULL && events[i].scores->dtype != TRIA_DTYPE_F32) {
             return tria_fail(error, TRIA_E_UNSUPPORTED, "event %d: the CPU backend's scores are f32", i);
         }
-        TRIA_TRY(tria_terms_check(events[i].event->terms, c->plan, i, error));
+        const tria_status status = tria_terms_check(events[i].event->terms, c->plan, error);
+        if (status != TRIA_OK) {
+            return tria_fail_in(error, status, "event %d", i);
+        }
     }
+    restart_clock(c, TRIA_PART_SCORE);
+    restart_clock(c, TRIA_PART_NORMALIZE);
     for (int32_t i = 0; i < n_events; i++) {
         c->event = &events[i];
         c->event_index = i;
@@ -105,12 +131,13 @@ static tria_status cpu_select(void *context, const tria_v1_event *events, int32_
     tria_cpu_context *c = context;
     (void)stream;
     (void)error;
+    restart_clock(c, TRIA_PART_SELECT);
     for (int32_t i = 0; i < n_events; i++) {
         tria_keep *keep = events[i].keep;
         c->event = &events[i];
         c->event_index = i;
         atomic_store(&c->over_budget, 0);
-        tria_cpu_run(c, tria_cpu_select_set, c->plan->n_sets);
+        tria_cpu_run(c, tria_cpu_select_set, c->plan->n_sets, TRIA_PART_SELECT);
         keep->over_budget = atomic_load(&c->over_budget);
         keep->n_nan = c->n_nan[i];
         keep->n_zero_heads = c->zero_heads[i];
@@ -123,13 +150,17 @@ static tria_status cpu_compact(void *context, const tria_v1_event *events, int32
                                tria_error *error)
 {
     tria_cpu_context *c = context;
-    const tria_compact_context lent = {c->parallel_for, c->parallel_context, c->compact_scratch,
-                                       tria_terms_move, false};
+    const tria_compact_context lent = {c->parallel_for, c->parallel_context, c->compact_scratch, false};
     (void)stream;
     for (int32_t i = 0; i < n_events; i++) {
-        TRIA_TRY(tria_terms_check(events[i].event->terms, c->plan, i, error));
+        if (events[i].event->device != NULL) {
+            return tria_fail(error, TRIA_E_UNSUPPORTED, "event %d: device tables on the CPU", i);
+        }
     }
-    return tria_cpu_compact(c->plan, events, n_events, &lent, error);
+    const double start = tria_cpu_now();
+    const tria_status status = tria_cpu_compact(c->plan, events, n_events, &lent, error);
+    c->compact_seconds = tria_cpu_now() - start;
+    return status;
 }
 
 /* One list of the context's arrays, for allocating, releasing and measuring. */

@@ -66,13 +66,11 @@ void tria_terms_invalidate(tria_terms *terms, int32_t first_row)
     }
 }
 
-tria_status tria_terms_check(const tria_terms *terms, const tria_v1_plan *plan, int32_t event,
-                             tria_error *error)
+tria_status tria_terms_check(const tria_terms *terms, const tria_v1_plan *plan, tria_error *error)
 {
     if (terms != NULL &&
         (terms->n_kv != plan->n_kv || terms->n_group != plan->n_group || terms->stride != plan->max_rows)) {
-        return tria_fail(error, TRIA_E_MISMATCH, "event %d: its kept terms were made for another plan",
-                         event);
+        return tria_fail(error, TRIA_E_MISMATCH, "kept terms that were made for another plan");
     }
     return TRIA_OK;
 }

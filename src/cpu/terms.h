@@ -6,8 +6,7 @@
 #include "tria/plan.h"
 
 /* MISMATCH when `terms` (NULL is fine) were made for a plan of another shape. */
-tria_status tria_terms_check(const tria_terms *terms, const tria_v1_plan *plan, int32_t event,
-                             tria_error *error);
+tria_status tria_terms_check(const tria_terms *terms, const tria_v1_plan *plan, tria_error *error);
 /* The terms [max_rows] of entry `group` of plan->group. */
 float *tria_terms_of(tria_terms *terms, int32_t group);
 /* How many leading rows of a KV slot have their terms. */

@@ -383,36 +383,6 @@ static void test_batch(void **state)
     world_free(b);
 }
 
-static int32_t terms_moved[LAYERS * HEADS];
-
-static void move_terms(tria_terms *terms, int32_t kv_slot, const tria_gather *gather)
-{
-    float *rows = (float *)terms + kv_slot * ROWS;
-    tria_lane lane = {.base = (unsigned char *)rows, .bytes = 4, .token_stride = 4};
-    tria_gather_lane(gather, &lane);
-    terms_moved[kv_slot]++;
-}
-
-static void test_terms_follow(void **state)
-{
-    float terms[LAYERS * HEADS * ROWS];
-    tria_compact_context context = {.move_terms = move_terms};
-    world *w = world_new(TRIA_MODE_PER_HEAD, false);
-    (void)state;
-    for (int32_t i = 0; i < LAYERS * HEADS * ROWS; i++) {
-        terms[i] = (float)i;
-    }
-    w->f.event.terms = (tria_terms *)(void *)terms;
-    assert_int_equal(tria_cpu_compact(&w->f.plan, &w->f.v1, 1, &context, NULL), TRIA_OK);
-    for (int32_t slot = 0; slot < LAYERS * HEADS; slot++) {
-        assert_int_equal(terms_moved[slot], 1);
-        for (int32_t i = 0; i < 10; i++) {
-            assert_true(terms[slot * ROWS + i] == (float)(slot * ROWS + 4 + 2 * i));
-        }
-    }
-    world_free(w);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -421,7 +391,6 @@ int main(void)
         cmocka_unit_test(test_v_inside_k),     cmocka_unit_test(test_keeping_everything_touches_nothing),
         cmocka_unit_test(test_positions_only), cmocka_unit_test(test_slots_without_a_set),
         cmocka_unit_test(test_shared_pages),   cmocka_unit_test(test_batch),
-        cmocka_unit_test(test_terms_follow),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
