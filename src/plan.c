@@ -2,6 +2,7 @@
  * plan.c - the plan handle: creation, the four calls, and the way from one backend's stage to the next.
  */
 #include "compact_internal.h"
+#include "cpu/pipeline.h"
 #include "plan_internal.h"
 
 #include <stdio.h>
@@ -461,6 +462,17 @@ tria_status tria_plan_compact(tria_plan *plan, const tria_batch *batch, const tr
         TRIA_TRY(export_compactions(plan, compaction, n_events, error));
     }
     return status;
+}
+
+double tria_plan_seconds(const tria_plan *plan, int32_t part)
+{
+    if (plan == NULL || part < TRIA_PART_SCORE || part > TRIA_PART_COMPACT) {
+        return 0.0;
+    }
+    const tria_stage *stage = part == TRIA_PART_COMPACT  ? &plan->compact
+                              : part == TRIA_PART_SELECT ? &plan->select
+                                                         : &plan->score;
+    return stage->table == &tria_cpu_backend ? tria_cpu_seconds(stage->context, part) : 0.0;
 }
 
 tria_status tria_plan_synchronize(tria_plan *plan, tria_error *error)

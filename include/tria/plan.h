@@ -296,6 +296,16 @@ TRIA_API tria_status tria_plan_compact(tria_plan *plan, const tria_batch *batch,
 /* Waits for queued work; returns at once on the CPU. */
 TRIA_API tria_status tria_plan_synchronize(tria_plan *plan, tria_error *error);
 
+typedef enum tria_part {
+    TRIA_PART_SCORE = 0,     /* raw scores and their moments */
+    TRIA_PART_NORMALIZE = 1, /* normalise, group, aggregate, pool */
+    TRIA_PART_SELECT = 2,
+    TRIA_PART_COMPACT = 3
+} tria_part;
+/* Seconds a part of the last calls took on the CPU, summed over its threads (compaction: of the calling
+ * thread). 0 when it has not run, or runs on a device backend. */
+TRIA_API double tria_plan_seconds(const tria_plan *plan, int32_t part);
+
 /*
  * Norm and content terms of keys already seen (specification, section 2): they never change while a key
  * lives, so later events only pay the dot product. One handle per sequence; rows appended since the

@@ -15,6 +15,7 @@
 #include "plan_internal.h"
 
 #include <stdatomic.h>
+#include <time.h>
 
 /* What one worker needs beside its job; workers never share it. Heads are those of one job. */
 typedef struct tria_worker {
@@ -35,6 +36,7 @@ typedef struct tria_worker {
     uint32_t *words;     /* [2][stride] selection and ordering */
     float *row;          /* [stride] one row of scores */
     void *kernel_scratch;
+    double seconds[TRIA_PART_COMPACT]; /* by tria_part */
 } tria_worker;
 
 typedef struct tria_cpu_context tria_cpu_context;
@@ -70,6 +72,7 @@ struct tria_cpu_context {
     _Atomic int32_t n_zero_heads;
     int32_t *zero_heads; /* [max_sequences] */
     void *compact_scratch;
+    double compact_seconds;
 
     /* the jobs of the current step */
     const tria_v1_event *event;
@@ -77,16 +80,33 @@ struct tria_cpu_context {
     int32_t n_jobs;
     _Atomic int32_t next_job;
     tria_cpu_job job;
+    tria_part part;
     _Atomic int32_t over_budget;
 };
 
 /* Runs `job` for 0 ... n_jobs-1 on all workers. */
-void tria_cpu_run(tria_cpu_context *c, tria_cpu_job job, int32_t n_jobs);
+void tria_cpu_run(tria_cpu_context *c, tria_cpu_job job, int32_t n_jobs, tria_part part);
 
 /* The grouped scores of a KV slot in the current event. */
 float *tria_cpu_grouped(const tria_cpu_context *c, int32_t slot);
 /* The final scores of a set in the current event. */
 float *tria_cpu_final(const tria_cpu_context *c, int32_t set);
+
+static inline double tria_cpu_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+/* Adds the time since *start to a part of the worker's, and starts anew. */
+static inline void tria_cpu_lap(tria_worker *worker, tria_part part, double *start)
+{
+    const double now = tria_cpu_now();
+    worker->seconds[part] += now - *start;
+    *start = now;
+}
+/* Seconds of a part, summed over the workers. */
+double tria_cpu_seconds(const tria_cpu_context *c, int32_t part);
 
 /* The steps; each a tria_cpu_job over score jobs or sets. */
 void tria_cpu_score_heads(tria_cpu_context *c, tria_worker *worker, int32_t job);

@@ -269,6 +269,7 @@ void tria_cpu_score_heads(tria_cpu_context *c, tria_worker *w, int32_t index)
 {
     int32_t n_jobs = 0;
     int32_t first = 0;
+    double start = tria_cpu_now();
     for (int32_t slot = c->score_jobs[index]; slot < c->score_jobs[index + 1]; slot++) {
         const int32_t n_heads = open_slot(c, w, slot, n_jobs, first);
         first += n_heads;
@@ -278,7 +279,9 @@ void tria_cpu_score_heads(tria_cpu_context *c, tria_worker *w, int32_t index)
         update_terms(c, w, n_jobs);
     }
     tria_score_rows(c->kernels, w->jobs, n_jobs, w->kernel_scratch);
+    tria_cpu_lap(w, TRIA_PART_SCORE, &start);
     for (int32_t j = 0; j < n_jobs; j++) {
         finish_slot(c, w, w->slots[j], &w->jobs[j]);
     }
+    tria_cpu_lap(w, TRIA_PART_NORMALIZE, &start);
 }
