@@ -171,6 +171,13 @@ TRIA_API tria_status tria_calibration_adopt(const tria_calibration *calibration,
                                             const tria_env *env, tria_calibration **adopted,
                                             tria_error *error);
 
+/* The statistics of a text of which a share `weight` (0 to 1) is like that of `other` and the rest like
+ * that of `base`, e.g. of the conversation at hand, gathered with an accumulator: episode-style scoring.
+ * A head that only one of them has is taken from that one; everything else is base's. Errors: MISMATCH. */
+TRIA_API tria_status tria_calibration_blend(const tria_calibration *base, const tria_calibration *other,
+                                            double weight, const tria_env *env,
+                                            tria_calibration **calibration, tria_error *error);
+
 /* One thing found by tria_calibration_match() or tria_calibration_review(). */
 typedef enum tria_finding_severity {
     TRIA_FINDING_NOTE = 0,    /* worth knowing */
