@@ -174,10 +174,8 @@ static tria_status check_prompt(const tria_sequence *sequence, int32_t n, tria_e
     int64_t protected_rows = 0;
     if (policy->protect_prefill) {
         prompts = (int64_t)state->prompt_rows + n;
+        /* A prompt that ends among the sinks does not matter: sinks and recent rows fit the budget. */
         protected_rows = prompts + policy->n_recent + sinks_outside(sequence);
-        if (state->t + n < policy->n_sink) { /* and those after this prompt */
-            protected_rows += policy->n_sink - (state->t + n);
-        }
     }
     const int64_t effective = policy->budget + (policy->count_prompt ? 0 : prompts);
     need = effective > need ? effective : need;

@@ -144,7 +144,6 @@ static tria_status fork_sequence(tria_sequence *sequence, const tria_env *env, t
         return TRIA_E_MEMORY;
     }
     const size_t capacity = (size_t)sequence->policy.capacity;
-    tria_sequence_settle(sequence);
     s->state = sequence->state;
     for (int32_t i = 0; i < s->tables.n_tables; i++) {
         s->counts[i] = sequence->counts[i];

@@ -33,8 +33,7 @@ static int32_t event_budget(const tria_sequence *sequence)
         sequence->state.ramp_step < policy->n_ramp ? sequence->state.ramp_step : policy->n_ramp - 1;
     const int64_t most = (int64_t)policy->capacity - policy->interval - policy->in_flight;
     int64_t target = rows - (int64_t)floor((double)surplus * policy->ramp[step] / 100.0);
-    target = target < most ? target : most;
-    target = target > effective ? target : effective;
+    target = target < most ? target : most; /* the effective budget is below: prompts were checked */
     return (int32_t)(target - (effective - policy->budget));
 }
 

@@ -301,8 +301,8 @@ static void test_fork_shares_pages_until_compaction(void **state)
     assert_int_equal(tria_sequence_own_page(e.sequence, 7, &error), TRIA_OK);
     engine_write(&e, 1);
     memcpy(old_table, e.page_table, sizeof(old_table));
-    const unsigned char *snapshot = malloc(e.layers[0].k.size);
-    memcpy((unsigned char *)(uintptr_t)snapshot, e.k[0], e.layers[0].k.size);
+    unsigned char *snapshot = malloc(e.layers[0].k.size);
+    memcpy(snapshot, e.k[0], e.layers[0].k.size);
 
     tria_compaction_init(&done);
     done.freed_pages = freed;
@@ -320,11 +320,14 @@ static void test_fork_shares_pages_until_compaction(void **state)
         copy_page(&e, shared_pages[i], fresh++);
         assert_int_equal(tria_sequence_own_page(e.sequence, shared_pages[i], &error), TRIA_OK);
     }
-    memcpy((unsigned char *)(uintptr_t)snapshot, e.k[0], e.layers[0].k.size);
+    memcpy(snapshot, e.k[0], e.layers[0].k.size);
+    int32_t page_table[ENGINE_MAX_PAGES];
+    memcpy(page_table, e.page_table, sizeof(page_table));
     if (tria_sequence_compact(e.sequence, e.plan, &compact, &error) != TRIA_OK) {
         fail_msg("%s", error.message);
     }
     engine_check(&e);
+    assert_memory_equal(page_table, e.page_table, sizeof(page_table)); /* the engine's, only read */
     assert_int_equal(done.n_freed_pages, 2); /* 61 rows in 8 pages, 48 rows in 6 */
     assert_int_equal(engine_info(&e).pages_freed, 2);
     assert_int_equal(freed[0], e.page_table[6]);
@@ -339,7 +342,7 @@ static void test_fork_shares_pages_until_compaction(void **state)
     tria_sequence_positions(copy, 0, 0, &n);
     assert_int_equal(n, 60);
     assert_int_equal(tria_sequence_intact_prefix(copy), 60);
-    free((unsigned char *)(uintptr_t)snapshot);
+    free(snapshot);
     tria_sequence_destroy(copy);
     engine_close(&e);
 }
@@ -468,6 +471,16 @@ static void test_log_lines(void **state)
     assert_non_null(strstr(log_lines[1], "compaction 1: t 56, rows 56 -> 48, "));
     assert_non_null(strstr(log_lines[1], "bytes moved"));
     assert_non_null(strstr(log_lines[1], "1 NaN rows"));
+    assert_int_equal(engine_info(&e).n_nan, 1);
+    for (int32_t i = 0; i < 48; i++) { /* a head that reads back as zeros is reported too */
+        memset(engine_row(&e, 0, 2, 1, i), 0, 64);
+    }
+    for (int32_t i = 0; i < 8; i++) {
+        engine_write(&e, 1);
+        memset(engine_row(&e, 0, 2, 1, 48 + i), 0, 64);
+    }
+    assert_int_equal(engine_maybe_compact(&e), 1);
+    assert_non_null(strstr(log_lines[2], "1 all-zero heads"));
     engine_close(&e);
 }
 
