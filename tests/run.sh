@@ -47,7 +47,7 @@ run_variant()
     local name=$1
     shift
     echo "== $name: build"
-    cmake -S . -B "$build/$name" -G Ninja -DTRIA_WERROR=ON "$@" > "$build/$name.configure.log" ||
+    cmake -S . -B "$build/$name" -G Ninja "$@" > "$build/$name.configure.log" ||
         { cat "$build/$name.configure.log"; exit 1; }
     grep '^-- tria' "$build/$name.configure.log" || true # what is left out, and why
     cmake --build "$build/$name" -j "$jobs"
@@ -57,7 +57,8 @@ run_variant()
 
 install_packages
 mkdir -p "$build"
-run_variant check
+run_variant check -DTRIA_WERROR=ON
+# gcc warns without reason in instrumented code, so here warnings are no errors.
 run_variant sanitize -DTRIA_SANITIZE=address,undefined "-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -g" \
     "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g"
 echo "== all tests passed"
