@@ -150,8 +150,8 @@ static tria_status read_checkpoint(tria_accumulator *accumulator, const unsigned
 }
 
 /* Into a second accumulator first, so that a bad file changes nothing. */
-static tria_status merge_checkpoint(tria_accumulator *accumulator, const unsigned char *data, size_t size,
-                                    tria_error *error)
+tria_status tria_accumulator_resume_bytes(tria_accumulator *accumulator, const unsigned char *data,
+                                          size_t size, tria_error *error)
 {
     tria_accumulator_params params = accumulator->params;
     tria_accumulator *read;
@@ -176,7 +176,7 @@ tria_status tria_accumulator_resume(tria_accumulator *accumulator, const char *p
     }
     status = tria_read_file(path, &accumulator->env, &data, &size, error);
     if (status == TRIA_OK) {
-        status = merge_checkpoint(accumulator, data, size, error);
+        status = tria_accumulator_resume_bytes(accumulator, data, size, error);
         tria_free(&accumulator->env, data);
     }
     return status == TRIA_OK ? TRIA_OK : tria_fail_in(error, status, "%s", path);

@@ -26,6 +26,9 @@ struct tria_accumulator {
 };
 
 tria_status tria_accumulator_open_layer(tria_accumulator *accumulator, int32_t layer, tria_error *error);
+/* What tria_accumulator_resume() does with the file's bytes. */
+tria_status tria_accumulator_resume_bytes(tria_accumulator *accumulator, const unsigned char *data,
+                                          size_t size, tria_error *error);
 /* sums += values with the rounding error collected in rest (Knuth's two-sum). */
 void tria_sums_add(double *sums, double *rest, const double *values, size_t count);
 

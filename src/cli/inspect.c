@@ -113,7 +113,9 @@ static void gather_head(inspection *in, const tria_calibration_layer_info *layer
     add_array(&in->arrays[0], stats.q_mean_real, n_freq, first);
     add_array(&in->arrays[1], stats.q_mean_imag, n_freq, first);
     add_array(&in->arrays[2], stats.q_abs_mean, n_freq, first);
-    (void)tria_calibration_mrl(in->calibration, l, h, &mrl, NULL);
+    if (in->info.format <= TRIA_FORMAT_TRIATTENTION3) { /* others have no such array */
+        (void)tria_calibration_mrl(in->calibration, l, h, &mrl, NULL);
+    }
     add_array(&in->arrays[3], mrl, n_freq, first);
     add_array(&in->arrays[4], stats.content_mean, n_content, first);
     add_array(&in->arrays[5], stats.content_abs, n_content, first);
@@ -127,8 +129,8 @@ static void gather(inspection *in)
     in->heads = cli_allocate((size_t)in->info.n_calibrated, sizeof(*in->heads));
     for (int32_t i = 0; i < N_ARRAYS; i++) {
         in->arrays[i].name = names[i];
-        in->arrays[i].present = i < 4;
-        in->arrays[i].n_first = i < 4 ? 3 : 0;
+        in->arrays[i].present = i < 3;
+        in->arrays[i].n_first = i < 3 ? 3 : 0;
     }
     for (int32_t l = 0; l < in->info.n_layers; l++) {
         const tria_calibration_layer_info layer = layer_info(in, l);
@@ -207,27 +209,46 @@ static void print_layer(const tria_calibration_layer_info *info)
     printf("\n");
 }
 
-/* Runs of like layers, one line each. */
+/* The numbers of the layers that are like layer `first`: "0-2, 4, 6-8". */
+static void print_numbers(const inspection *in, int32_t first, bool *printed)
+{
+    const tria_calibration_layer_info info = layer_info(in, first);
+    const char *separator = "";
+    int32_t begin = -1;
+    for (int32_t l = first; l <= in->info.n_layers; l++) {
+        bool alike = false;
+        if (l < in->info.n_layers) {
+            const tria_calibration_layer_info other = layer_info(in, l);
+            alike = same_layer(&info, &other);
+            printed[l] = printed[l] || alike;
+        }
+        if (alike && begin < 0) {
+            begin = l;
+        } else if (!alike && begin >= 0) {
+            printf("%s%" PRId32, separator, begin);
+            if (l - 1 > begin) {
+                printf("-%" PRId32, l - 1);
+            }
+            separator = ", ";
+            begin = -1;
+        }
+    }
+}
+
+/* Like layers on one line. */
 static void print_layers(const inspection *in)
 {
-    for (int32_t first = 0; first < in->info.n_layers;) {
-        const tria_calibration_layer_info info = layer_info(in, first);
-        int32_t last = first;
-        while (last + 1 < in->info.n_layers) {
-            const tria_calibration_layer_info next = layer_info(in, last + 1);
-            if (!same_layer(&info, &next)) {
-                break;
-            }
-            last++;
+    bool *printed = cli_allocate((size_t)in->info.n_layers, sizeof(*printed));
+    for (int32_t l = 0; l < in->info.n_layers; l++) {
+        if (!printed[l]) {
+            const tria_calibration_layer_info info = layer_info(in, l);
+            printf("  layers ");
+            print_numbers(in, l, printed);
+            printf(": ");
+            print_layer(&info);
         }
-        printf("  layer%s %" PRId32, last > first ? "s" : "", first);
-        if (last > first) {
-            printf("-%" PRId32, last);
-        }
-        printf(": ");
-        print_layer(&info);
-        first = last + 1;
     }
+    free(printed);
 }
 
 static void print_findings(const inspection *in)

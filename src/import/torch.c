@@ -528,6 +528,7 @@ static tria_status read_dense(torch_file *file, const pickle_value *root, tria_c
     const pickle_value *imag = pickle_get(root, "q_mean_imag");
     const pickle_value *absolute = pickle_get(root, "q_abs_mean");
     dense_tensors dense = {NULL, NULL, NULL};
+    tria_calibration *calibration = NULL;
     char *name = NULL;
     tria_status status;
     IMPORT_TRY(dense_shape(file, real, "q_mean_real", &shape));
@@ -545,17 +546,19 @@ static tria_status read_dense(torch_file *file, const pickle_value *root, tria_c
         status = unpack(file, absolute->as.tensor, false, &dense.absolute);
     }
     if (status == TRIA_OK) {
-        status = make_dense(file, &dense, &shape, out);
+        status = make_dense(file, &dense, &shape, &calibration);
     }
     free_dense(&dense);
     free(name);
     if (status == TRIA_OK) {
-        status = read_counts(file, root, shape.n_layers, *out);
-        if (status != TRIA_OK) {
-            tria_calibration_destroy(*out);
-        }
+        status = read_counts(file, root, shape.n_layers, calibration);
     }
-    return status;
+    if (status != TRIA_OK) {
+        tria_calibration_destroy(calibration);
+        return status;
+    }
+    *out = calibration;
+    return TRIA_OK;
 }
 
 /* omega or freq_scale_sq, [F], optional. */
