@@ -70,6 +70,24 @@ static inline vf vf_if_finite(vf x, vf a, vf b)
     return vu_select((vu)(x - x == vf_set1(0.0f)), a, b);
 }
 
+static inline uint32_t vu_bits(vu mask)
+{
+    return (mask[0] & 1u) | (mask[1] & 2u) | (mask[2] & 4u) | (mask[3] & 8u);
+}
+static inline uint32_t mask_greater(vf a, vf b)
+{
+    return vu_bits((vu)(a > b));
+}
+static inline uint32_t mask_not_less(vf a, vf b)
+{
+    return vu_bits((vu)(a >= b));
+}
+static inline uint32_t mask_of_zeros(const uint8_t *bytes)
+{
+    return (bytes[0] == 0 ? 1u : 0u) | (bytes[1] == 0 ? 2u : 0u) | (bytes[2] == 0 ? 4u : 0u) |
+           (bytes[3] == 0 ? 8u : 0u);
+}
+
 /* From the low halves of the lanes. Subnormal f16 become normal f32 by a subtraction, so that nothing
  * depends on how the engine set the treatment of subnormal operands. */
 static inline vf from_f16(vu half)

@@ -4,6 +4,8 @@
 
 #include "cpu/kernels.h"
 
+#include <string.h>
+
 /* Numbers of frequencies and of content dims in a run are multiples of this in all that a span reads. */
 #define TRIA_LANES 16
 /* Rows a span's caller prepares at a time when it cannot hand over the cache itself. */
@@ -73,7 +75,31 @@ struct tria_cpu_kernels {
     void (*deviations)(const float *x, int32_t n, float mean, double *sum, double *squares);
     void (*group)(const float *const *scores, const tria_head_scale *scales, int32_t n_heads,
                   int32_t n_rows, bool mean, float *z);
+    /* Keys of the candidates' scores in [low, high], and how many candidates lie above. NaN is neither. */
+    int32_t (*gather)(const float *scores, const uint8_t *is_protected, int32_t n_rows, float low,
+                      float high, uint32_t *keys, int32_t *n_above);
+    /* Ascending rows: protected ones, candidates above `last`, and the first `room` that equal it. */
+    int32_t (*emit)(const float *scores, const uint8_t *is_protected, int32_t n_rows, float last,
+                    int32_t room, int32_t *rows);
 };
+
+/* Unsigned numbers that sort like scores: NaN is 0, then ascending from -infinity; -0 and +0 are one. */
+static inline uint32_t tria_key_of(float score)
+{
+    uint32_t bits;
+    const float normal = score + 0.0f; /* -0 becomes +0 */
+    memcpy(&bits, &normal, sizeof(bits));
+    const uint32_t key = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    return score != score ? 0 : key;
+}
+/* The score of a key that is not NaN's. */
+static inline float tria_score_of(uint32_t key)
+{
+    float score;
+    const uint32_t bits = key & 0x80000000u ? key & 0x7fffffffu : ~key;
+    memcpy(&score, &bits, sizeof(score));
+    return score;
+}
 
 extern const tria_cpu_kernels tria_cpu_kernels_c;
 #if defined(__x86_64__)

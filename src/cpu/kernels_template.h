@@ -5,6 +5,8 @@
  * vf, and
  *   vf_set1 vf_load vf_store vf_add vf_sub vf_mul vf_div vf_fma(a, b, c) = a*b + c, vf_sqrt
  *   vf_max_number(a, b): b where a is NaN; vf_if_finite(x, a, b): a where x is finite, else b
+ *   mask_greater(a, b), mask_not_less(a, b): bits of the lanes where a > b, a >= b
+ *   mask_of_zeros(pointer): bits of the LANES bytes that are 0
  *   scalar_f16(pointer)
  *   load_f32 load_f16 load_bf16 load_i8 load_fp8(ROWS_AT(offset)): DIMS elements of each row of a vector
  *   load_weights(pointer): DIMS weights for each row of a vector; spread_scales(scales, v)
@@ -16,6 +18,7 @@
  * through the same instructions.
  */
 #define TILE_HEADS 4
+#define LANE_MASK ((1u << LANES) - 1u)
 #define DIMS (LANES * TILE_VECTORS / TILE_ROWS)
 
 #define INLINE static inline __attribute__((always_inline)) TARGET
@@ -340,6 +343,64 @@ static TARGET void NAME(group)(const float *const *scores, const tria_head_scale
     }
 }
 
+static TARGET int32_t NAME(gather)(const float *scores, const uint8_t *is_protected, int32_t n_rows,
+                                   float low, float high, uint32_t *keys, int32_t *n_above)
+{
+    const vf lowest = vf_set1(low), highest = vf_set1(high);
+    int32_t n = 0, i = 0;
+    *n_above = 0;
+    for (; i + LANES <= n_rows; i += LANES) {
+        vf x = vf_load(scores + i);
+        uint32_t candidates = is_protected != NULL ? mask_of_zeros(is_protected + i) : LANE_MASK;
+        uint32_t above = mask_greater(x, highest) & candidates;
+        uint32_t inside = mask_not_less(x, lowest) & candidates & ~above;
+        *n_above += __builtin_popcount(above);
+        for (; inside != 0; inside &= inside - 1) {
+            keys[n++] = tria_key_of(scores[i + __builtin_ctz(inside)]);
+        }
+    }
+    for (; i < n_rows; i++) {
+        bool candidate = is_protected == NULL || is_protected[i] == 0;
+        if (candidate && scores[i] > high) {
+            (*n_above)++;
+        } else if (candidate && scores[i] >= low) {
+            keys[n++] = tria_key_of(scores[i]);
+        }
+    }
+    return n;
+}
+
+static TARGET int32_t NAME(emit)(const float *scores, const uint8_t *is_protected, int32_t n_rows,
+                                 float last, int32_t room, int32_t *rows)
+{
+    const vf threshold = vf_set1(last);
+    int32_t n = 0, i = 0;
+    for (; i + LANES <= n_rows; i += LANES) {
+        vf x = vf_load(scores + i);
+        uint32_t candidates = is_protected != NULL ? mask_of_zeros(is_protected + i) : LANE_MASK;
+        uint32_t above = mask_greater(x, threshold) & candidates;
+        uint32_t keep = above | (~candidates & LANE_MASK);
+        uint32_t equal = mask_not_less(x, threshold) & candidates & ~above;
+        for (; equal != 0 && room > 0; equal &= equal - 1, room--) {
+            keep |= equal & ~(equal - 1);
+        }
+        for (; keep != 0; keep &= keep - 1) {
+            rows[n++] = i + __builtin_ctz(keep);
+        }
+    }
+    for (; i < n_rows; i++) {
+        bool keep = is_protected != NULL && is_protected[i] != 0;
+        if (!keep && scores[i] == last && room > 0) {
+            room--;
+            keep = true;
+        }
+        if (keep || scores[i] > last) {
+            rows[n++] = i;
+        }
+    }
+    return n;
+}
+
 #define SPAN_ENTRY(label)                                                                                  \
     {                                                                                                      \
         {NAME(label##_half), NAME(label##_half_mag)},                                                      \
@@ -355,4 +416,6 @@ const tria_cpu_kernels NAME(tria_cpu_kernels) = {
     NAME(sum),
     NAME(deviations),
     NAME(group),
+    NAME(gather),
+    NAME(emit),
 };

@@ -11,8 +11,9 @@
 
 #include <cmocka.h>
 
-enum { MAX_ROWS = 3000 };
+enum { MAX_ROWS = 20000 };
 
+static const tria_cpu_kernels *kernels; /* under test */
 static uint64_t state = 11;
 static float scores[MAX_ROWS];
 static uint8_t is_protected[MAX_ROWS];
@@ -62,7 +63,8 @@ static float random_score(int kind)
 static void check(int32_t n, int32_t n_take, bool protect)
 {
     int32_t n_candidates = 0, expected = 0;
-    bool keep[MAX_ROWS] = {false};
+    static bool keep[MAX_ROWS];
+    memset(keep, 0, sizeof(keep));
     for (int32_t i = 0; i < n; i++) {
         if (protect && is_protected[i] != 0) {
             keep[i] = true;
@@ -76,7 +78,8 @@ static void check(int32_t n, int32_t n_take, bool protect)
         keep[order[i]] = true;
         expected++;
     }
-    const int32_t count = tria_select_top(scores, protect ? is_protected : NULL, n, n_take, rows, scratch);
+    const int32_t count =
+        tria_select_top(kernels, scores, protect ? is_protected : NULL, n, n_take, rows, scratch);
     assert_int_equal(count, expected);
     for (int32_t i = 0; i < count; i++) {
         assert_true(keep[rows[i]]);
@@ -87,13 +90,34 @@ static void check(int32_t n, int32_t n_take, bool protect)
 static void test_against_sort(void **test_state)
 {
     (void)test_state;
-    for (int i = 0; i < 3000; i++) {
-        const int32_t n = 1 + (int32_t)(bits() % (i % 20 == 0 ? MAX_ROWS : 150));
+    for (int i = 0; i < 2000; i++) {
+        const int32_t n = 1 + (int32_t)(bits() % (i % 21 == 0 ? MAX_ROWS : 150));
         for (int32_t r = 0; r < n; r++) {
             scores[r] = random_score(i % 5);
             is_protected[r] = bits() % 4 == 0;
         }
         check(n, (int32_t)(bits() % (uint32_t)(n + 2)), bits() % 2 == 0);
+    }
+}
+
+/* Scores in ascending or descending order of rows, or alternating: a sample of the rows says little. */
+static void test_misleading_samples(void **test_state)
+{
+    (void)test_state;
+    for (int kind = 0; kind < 4; kind++) {
+        const int32_t n = MAX_ROWS;
+        for (int32_t r = 0; r < n; r++) {
+            const float x = (float)r;
+            scores[r] = kind == 0   ? x
+                        : kind == 1 ? -x
+                        : kind == 2 ? (r % 2 == 0 ? x : NAN)
+                                    : (r % 19 == 9 ? x : 0.0F);
+            is_protected[r] = r % 7 == 0;
+        }
+        for (int32_t n_take = 1; n_take < n; n_take = 3 * n_take + 1) {
+            check(n, n_take, false);
+            check(n, n_take, true);
+        }
     }
 }
 
@@ -119,7 +143,18 @@ static void test_extremes(void **test_state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_sort),
-                                       cmocka_unit_test(test_extremes)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    const int32_t masks[] = {0, TRIA_CPU_AVX2, TRIA_CPU_AVX2 | TRIA_CPU_AVX512, TRIA_CPU_NEON};
+    int failed = 0;
+    for (size_t m = 0; m < TRIA_ARRAY_LEN(masks); m++) {
+        if ((masks[m] & ~tria_cpu_features()) == 0) {
+            kernels = tria_cpu_kernels_for(masks[m]);
+            const struct CMUnitTest tests[] = {
+                cmocka_unit_test(test_against_sort),
+                cmocka_unit_test(test_misleading_samples),
+                cmocka_unit_test(test_extremes),
+            };
+            failed += cmocka_run_group_tests_name(tria_cpu_kernels_name(kernels), tests, NULL, NULL);
+        }
+    }
+    return failed;
 }

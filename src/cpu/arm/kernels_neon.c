@@ -67,6 +67,25 @@ OP vf vf_if_finite(vf x, vf a, vf b)
 {
     return vbslq_f32(vceqzq_f32(vsubq_f32(x, x)), a, b);
 }
+OP uint32_t mask_bits(uint32x4_t mask)
+{
+    const uint32x4_t bits = {1, 2, 4, 8};
+    return vaddvq_u32(vandq_u32(mask, bits));
+}
+OP uint32_t mask_greater(vf a, vf b)
+{
+    return mask_bits(vcgtq_f32(a, b));
+}
+OP uint32_t mask_not_less(vf a, vf b)
+{
+    return mask_bits(vcgeq_f32(a, b));
+}
+OP uint32_t mask_of_zeros(const uint8_t *bytes)
+{
+    uint32_t word;
+    memcpy(&word, bytes, sizeof(word));
+    return mask_bits(vceqzq_u32(vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(word)))))));
+}
 OP vf from_f16(uint16x4_t half)
 {
     return vcvt_f32_f16(vreinterpret_f16_u16(half));

@@ -63,6 +63,19 @@ OP vf vf_if_finite(vf x, vf a, vf b)
     vf finite = _mm256_cmp_ps(_mm256_sub_ps(x, x), _mm256_setzero_ps(), _CMP_EQ_OQ);
     return _mm256_blendv_ps(b, a, finite);
 }
+OP uint32_t mask_greater(vf a, vf b)
+{
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ));
+}
+OP uint32_t mask_not_less(vf a, vf b)
+{
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ));
+}
+OP uint32_t mask_of_zeros(const uint8_t *bytes)
+{
+    __m128i zeros = _mm_cmpeq_epi8(_mm_loadl_epi64((const void *)bytes), _mm_setzero_si128());
+    return (uint32_t)_mm_movemask_epi8(zeros) & 0xffu;
+}
 OP float scalar_f16(const void *from)
 {
     uint16_t half;

@@ -68,6 +68,18 @@ OP vf vf_if_finite(vf x, vf a, vf b)
 {
     return _mm512_mask_mov_ps(a, _mm512_fpclass_ps_mask(x, 0x99), b); /* NaNs and infinities */
 }
+OP uint32_t mask_greater(vf a, vf b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);
+}
+OP uint32_t mask_not_less(vf a, vf b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
+}
+OP uint32_t mask_of_zeros(const uint8_t *bytes)
+{
+    return _mm_cmpeq_epi8_mask(_mm_loadu_si128((const void *)bytes), _mm_setzero_si128());
+}
 OP float scalar_f16(const void *from)
 {
     uint16_t half;
