@@ -88,6 +88,9 @@
 #define IN_PROMPTS 2 /* where they are in the inputs: [n_prompts][2] */
 #define IN_HEADER_WORDS 3
 
+/* rows that one workgroup of the repack shader zeroes */
+#define ZERO_ROWS 4096
+
 #define NORMALIZE_ALL 0
 #define NORMALIZE_CANDIDATES 1
 #define NORMALIZE_NONE 2

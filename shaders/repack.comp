@@ -94,7 +94,16 @@ uint address_of(uint row, uint unit)
     return at + input_words[table + row / tokens] * push.page_stride + (row % tokens) * push.token_stride;
 }
 
-#define PER_THREAD 4
+uint load_moved(uint i, uint total, uint from, uint n_units, uint unit_begin)
+{
+    return i < total ? load_unit(address_of(keep[from + i / n_units], unit_begin + i % n_units)) : 0u;
+}
+void store_moved(uint i, uint total, uint to, uint n_units, uint unit_begin, uint value)
+{
+    if (i < total) {
+        store_unit(address_of(keep[to + i / n_units], unit_begin + i % n_units), value);
+    }
+}
 
 void main()
 {
@@ -111,10 +120,11 @@ void main()
     uint n_units = min(push.per_group, push.n_units - unit_begin);
 
     if (push.zero != 0u) {
-        uint count = work[plan_at(PLAN_COUNTS) + set];
-        uint total = (rows_of_kv(kv) - count) * n_units;
+        uint n_rows = rows_of_kv(kv);
+        uint begin = work[plan_at(PLAN_COUNTS) + set] + gl_WorkGroupID.z * uint(ZERO_ROWS);
+        uint total = begin < n_rows ? min(n_rows - begin, uint(ZERO_ROWS)) * n_units : 0u;
         for (uint i = tid; i < total; i += WG) {
-            uint row = count + i / n_units;
+            uint row = begin + i / n_units;
             // pages that another sequence shares are left alone
             if (table == NONE || input_words[table + row / plan_at(PLAN_TOKENS_PER_PAGE)] != NONE) {
                 store_unit(address_of(row, unit_begin + i % n_units), 0u);
@@ -126,20 +136,20 @@ void main()
     uint from = plan_at(PLAN_MOVE_FROM) + moves;
     uint to = plan_at(PLAN_MOVE_TO) + moves;
     uint total = work[plan_at(PLAN_N_MOVES) + set] * n_units;
-    for (uint start = 0u; start < total; start += WG * PER_THREAD) {
-        uint values[PER_THREAD];
-        for (uint k = 0u; k < PER_THREAD; k++) {
-            uint i = start + k * WG + tid;
-            if (i < total) {
-                values[k] = load_unit(address_of(keep[from + i / n_units], unit_begin + i % n_units));
-            }
-        }
+    // Written out, not looped over: llvmpipe gives a shader's loops 65535 iterations in all.
+    for (uint start = 0u; start < total; start += 4u * WG) {
+        uint i0 = start + tid;
+        uint i1 = i0 + WG;
+        uint i2 = i1 + WG;
+        uint i3 = i2 + WG;
+        uint v0 = load_moved(i0, total, from, n_units, unit_begin);
+        uint v1 = load_moved(i1, total, from, n_units, unit_begin);
+        uint v2 = load_moved(i2, total, from, n_units, unit_begin);
+        uint v3 = load_moved(i3, total, from, n_units, unit_begin);
         barrier();
-        for (uint k = 0u; k < PER_THREAD; k++) {
-            uint i = start + k * WG + tid;
-            if (i < total) {
-                store_unit(address_of(keep[to + i / n_units], unit_begin + i % n_units), values[k]);
-            }
-        }
+        store_moved(i0, total, to, n_units, unit_begin, v0);
+        store_moved(i1, total, to, n_units, unit_begin, v1);
+        store_moved(i2, total, to, n_units, unit_begin, v2);
+        store_moved(i3, total, to, n_units, unit_begin, v3);
     }
 }

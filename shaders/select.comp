@@ -30,6 +30,16 @@ uint key_of(uint row)
     return (bits & 0x80000000u) != 0u ? ~bits : bits | 0x80000000u;
 }
 
+void count_digit(uint row, uint n_rows, uint prefix, uint prefix_mask, int shift)
+{
+    if (row < n_rows && !is_protected(set, row)) {
+        uint key = key_of(row);
+        if ((key & prefix_mask) == prefix) {
+            atomicAdd(histogram[(key >> shift) & 255u], 1u);
+        }
+    }
+}
+
 void main()
 {
     uint tid = gl_LocalInvocationID.x;
@@ -56,13 +66,11 @@ void main()
                 histogram[i] = 0u;
             }
             barrier();
-            for (uint row = tid; row < n_rows; row += WG) {
-                if (!is_protected(set, row)) {
-                    uint key = key_of(row);
-                    if ((key & prefix_mask) == prefix) {
-                        atomicAdd(histogram[(key >> shift) & 255u], 1u);
-                    }
-                }
+            for (uint row = tid; row < n_rows; row += 4u * WG) {
+                count_digit(row, n_rows, prefix, prefix_mask, shift);
+                count_digit(row + WG, n_rows, prefix, prefix_mask, shift);
+                count_digit(row + 2u * WG, n_rows, prefix, prefix_mask, shift);
+                count_digit(row + 3u * WG, n_rows, prefix, prefix_mask, shift);
             }
             barrier();
             if (tid == 0u) {
@@ -81,30 +89,37 @@ void main()
     barrier();
     uint ties = !everything && wanted > 0u ? remaining : 0u; // rows with key == prefix that fit
 
+    // 32 rows per invocation and step: bits of those kept whatever their number, and of those tied
     uint n_kept = 0u;
     uint n_tied = 0u;
     uint target = plan_at(PLAN_KEEP_ROWS) + set * plan_at(PLAN_MAX_ROWS);
-    for (uint start = 0u; start < n_rows; start += WG) {
-        uint row = start + tid;
-        bool inside = row < n_rows;
-        bool take = inside && everything;
-        bool tied = false;
-        if (inside && !everything) {
-            take = is_protected(set, row);
-            if (!take && wanted > 0u) {
-                uint key = key_of(row);
-                take = key > prefix;
-                tied = key == prefix;
+    for (uint start = 0u; start < n_rows; start += 32u * WG) {
+        uint first = start + 32u * tid;
+        uint inside = first < n_rows ? min(32u, n_rows - first) : 0u;
+        uint take = 0u;
+        uint tied = 0u;
+        for (uint i = 0u; i < inside; i++) {
+            if (everything || is_protected(set, first + i)) {
+                take |= 1u << i;
+            } else if (wanted > 0u) {
+                uint key = key_of(first + i);
+                take |= key > prefix ? 1u << i : 0u;
+                tied |= key == prefix ? 1u << i : 0u;
             }
         }
         uint total;
-        uint rank = workgroup_scan(tied ? 1u : 0u, total) + n_tied;
+        uint before = workgroup_scan(bitCount(tied), total) - bitCount(tied) + n_tied;
         n_tied += total;
-        take = take || (tied && rank <= ties);
-        uint place = workgroup_scan(take ? 1u : 0u, total) + n_kept;
+        for (uint room = before < ties ? ties - before : 0u; room > 0u && tied != 0u; room--) {
+            uint lowest = tied & (~tied + 1u);
+            take |= lowest;
+            tied ^= lowest;
+        }
+        uint place = workgroup_scan(bitCount(take), total) - bitCount(take) + n_kept;
         n_kept += total;
-        if (take) {
-            keep[target + place - 1u] = row;
+        for (; take != 0u; take &= take - 1u) {
+            keep[target + place] = first + uint(findLSB(take));
+            place++;
         }
     }
     if (tid == 0u) {

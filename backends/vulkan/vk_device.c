@@ -243,8 +243,10 @@ static tria_status adopt(vk_device *device, const void *native, tria_error *erro
 
 static tria_status read_properties(vk_device *device, tria_error *error)
 {
+    VkPhysicalDeviceDriverProperties driver = {.sType =
+                                                   VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES};
     VkPhysicalDeviceMaintenance3Properties maintenance = {
-        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES};
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES, .pNext = &driver};
     VkPhysicalDeviceSubgroupProperties subgroup = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES, .pNext = &maintenance};
     VkPhysicalDeviceProperties2 properties = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2,
@@ -254,6 +256,7 @@ static tria_status read_properties(vk_device *device, tria_error *error)
     device->limits = properties.properties.limits;
     device->max_allocation = maintenance.maxMemoryAllocationSize;
     device->subgroup_size = subgroup.subgroupSize;
+    device->limits_loops = driver.driverID == VK_DRIVER_ID_MESA_LLVMPIPE;
     device->subgroup_arithmetic = (subgroup.supportedStages & VK_SHADER_STAGE_COMPUTE_BIT) != 0 &&
                                   (subgroup.supportedOperations & VK_SUBGROUP_FEATURE_ARITHMETIC_BIT) != 0;
     snprintf(device->name, sizeof(device->name), "%s", properties.properties.deviceName);

@@ -11,6 +11,8 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+#define VK_MOST_ITERATIONS 65535
+
 typedef struct vk_device {
     tria_v1_host host;
     vk_instance instance;
@@ -25,6 +27,7 @@ typedef struct vk_device {
     uint32_t workgroup;       /* invocations, a power of two */
     uint32_t subgroup_size;
     uint32_t shared_words;
+    bool limits_loops; /* llvmpipe: a shader's loops end after VK_MOST_ITERATIONS in all, without a word */
     VkPhysicalDeviceLimits limits;
     VkDeviceSize max_allocation;
     VkPhysicalDeviceMemoryProperties memory;

@@ -162,6 +162,10 @@ static tria_status fill_protection(vk_context *context, const tria_v1_event *eve
         return vk_fail(error, TRIA_E_CAPACITY, "vulkan: %d prompt ranges, at most max_rows (%d) fit",
                        n_prompts, plan->max_rows);
     }
+    if (context->device->limits_loops && n_prompts > VK_MOST_ITERATIONS / 64) { /* per row of a word */
+        return vk_fail(error, TRIA_E_UNSUPPORTED, "vulkan: %d prompt ranges, %s takes at most %d",
+                       n_prompts, context->device->name, VK_MOST_ITERATIONS / 64);
+    }
     words[IN_N_PROMPTS] = (uint32_t)n_prompts;
     words[IN_N_SINK] = (uint32_t)plan->params->n_sink;
     words[IN_PROMPTS] = *used;

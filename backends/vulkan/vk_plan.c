@@ -39,6 +39,50 @@ static tria_status check_layers(const vk_device *device, const tria_v1_plan *pla
     return TRIA_OK;
 }
 
+/* Iterations of the longest of a shader's invocations, from above: of the score shader for a layer, and of
+ * those that walk over all rows (statistics, selection, moves). */
+static uint64_t score_iterations(const vk_device *device, const tria_v1_plan *plan,
+                                 const tria_v1_layer *layer)
+{
+    const uint64_t group = (uint64_t)device->workgroup;
+    const uint64_t rows = vk_tile_rows(device, plan, layer);
+    const uint64_t used = vk_used_dim(plan, layer);
+    const uint64_t n_freq = (uint64_t)layer->n_freq;
+    uint64_t heads = 0;
+    for (int32_t h = 0; h < layer->n_kv_heads; h++) {
+        const tria_v1_kv *kv = &plan->kv[layer->first_kv_slot + h];
+        const uint64_t n = (uint64_t)(kv->group_end - kv->group_begin);
+        heads = n > heads ? n : heads;
+    }
+    const uint64_t pairs = rows * heads / group + 1;
+    return (rows * used / group + 1) * 16 + (rows * n_freq / group + 1) * 4 +
+           pairs * ((uint64_t)plan->n_lin * (used / 2 + 2) + n_freq + 2);
+}
+
+static tria_status check_loops(const vk_device *device, const tria_v1_plan *plan, tria_error *error)
+{
+    const int32_t most_rows = 1 << 20;
+    for (int32_t l = 0; device->limits_loops && l < plan->n_layers; l++) {
+        if (plan->layers[l].n_kv_heads > 0 &&
+            score_iterations(device, plan, &plan->layers[l]) > VK_MOST_ITERATIONS) {
+            return vk_fail(error, TRIA_E_UNSUPPORTED,
+                           "vulkan: layer %d: %s cannot score such keys, its shaders' loops end after %d "
+                           "iterations",
+                           plan->layers[l].model_layer, device->name, VK_MOST_ITERATIONS);
+        }
+    }
+    if (device->limits_loops && (plan->max_rows > most_rows ||
+                                 (plan->params->pool_radius > 0 && plan->max_rows > VK_MOST_ITERATIONS) ||
+                                 plan->n_queries + plan->n_kv > VK_MOST_ITERATIONS)) {
+        return vk_fail(
+            error, TRIA_E_UNSUPPORTED,
+            "vulkan: max_rows %d: %s takes at most %d (%d with pooling), its shaders' loops end after "
+            "%d iterations",
+            plan->max_rows, device->name, most_rows, VK_MOST_ITERATIONS, VK_MOST_ITERATIONS);
+    }
+    return TRIA_OK;
+}
+
 static tria_status check_range(const vk_device *device, uint32_t words, const char *what, tria_error *error)
 {
     if (4 * (uint64_t)words > device->limits.maxStorageBufferRange) {
@@ -64,6 +108,7 @@ tria_status vk_supports(void *opaque, const tria_v1_plan *plan, tria_error *erro
                        "vulkan: all_reduce works on device pointers, which Vulkan does not have");
     }
     VK_TRY(check_layers(device, plan, error));
+    VK_TRY(check_loops(device, plan, error));
     VK_TRY(vk_layout_init(&layout, plan, error));
     VK_TRY(check_range(device, layout.constants, "the plan's constants", error));
     VK_TRY(check_range(device, layout.inputs, "the inputs of an event", error));

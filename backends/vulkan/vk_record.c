@@ -75,11 +75,16 @@ static void push(vk_context *context, const void *constants, size_t size)
                                          VK_SHADER_STAGE_COMPUTE_BIT, 0, (uint32_t)size, constants);
 }
 
+static void dispatch_3d(vk_context *context, uint32_t x, uint32_t y, uint32_t z)
+{
+    if (x > 0 && y > 0 && z > 0) {
+        context->device->vk.CmdDispatch(context->commands, x, y, z);
+    }
+}
+
 static void dispatch(vk_context *context, uint32_t x, uint32_t y)
 {
-    if (x > 0 && y > 0) {
-        context->device->vk.CmdDispatch(context->commands, x, y, 1);
-    }
+    dispatch_3d(context, x, y, 1);
 }
 
 static uint32_t groups_for(const vk_context *context, uint32_t invocations)
@@ -369,7 +374,8 @@ static void repack(vk_context *context, const vk_sequence *sequence, int32_t lay
     context->device->vk.CmdBindDescriptorSets(context->commands, VK_PIPELINE_BIND_POINT_COMPUTE,
                                               context->pipeline_layout, 1, 1, &sequence->sets[at], 0, NULL);
     push(context, &p, sizeof(p));
-    dispatch(context, (p.n_units + UNITS_PER_GROUP - 1) / UNITS_PER_GROUP, (uint32_t)l->n_kv_heads);
+    dispatch_3d(context, (p.n_units + UNITS_PER_GROUP - 1) / UNITS_PER_GROUP, (uint32_t)l->n_kv_heads,
+                zero ? (longest(context, sequence) + ZERO_ROWS - 1) / ZERO_ROWS : 1);
 }
 
 static void repack_all(vk_context *context, bool zero)

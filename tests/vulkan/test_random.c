@@ -18,6 +18,7 @@ static struct {
     int64_t configs;
     int64_t refused; /* both backends say no */
     int64_t sets;
+    int64_t compactions;
     int64_t rows_near_cut; /* kept differently, within tolerance of the cut */
     int64_t failures;
     double worst_raw; /* of the largest raw score */
@@ -431,6 +432,7 @@ static void compact_both(config *c, tria_plan *cpu, tria_plan *vulkan, const res
             complain(c, "%s", error.message);
         }
         compare_compacted(c, &want, &got, mirrors);
+        totals.compactions += c->n_events;
     }
     compacted_destroy(&want, c);
     compacted_destroy(&got, c);
@@ -535,6 +537,7 @@ int main(void)
         "%lld configurations (%lld refused by both), %lld keep sets, %lld rows kept differently near the "
         "cut, worst raw error %.2g of the largest, worst final error %.2g, %lld failures\n",
         (long long)totals.configs, (long long)totals.refused, (long long)totals.sets,
-        (long long)totals.rows_near_cut, totals.worst_raw, totals.worst_final, (long long)totals.failures);
+        (long long)totals.rows_near_cut, (long long)totals.compactions, totals.worst_raw,
+        totals.worst_final, (long long)totals.failures);
     return totals.failures != 0;
 }

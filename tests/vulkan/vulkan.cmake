@@ -14,6 +14,12 @@ set_target_properties(test_vulkan_no_loader PROPERTIES ENABLE_EXPORTS ON) # its 
 add_test(NAME vulkan-no-loader COMMAND test_vulkan_no_loader)
 set_tests_properties(vulkan-no-loader PROPERTIES SKIP_RETURN_CODE 77 ENVIRONMENT "${_plugin}")
 
+if(TARGET tria_cli)
+    add_test(NAME vulkan-cli COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/vulkan/cli.sh
+        $<TARGET_FILE:tria_cli> ${CMAKE_CURRENT_SOURCE_DIR}/data)
+    set_tests_properties(vulkan-cli PROPERTIES SKIP_RETURN_CODE 77 ENVIRONMENT "${_plugin}")
+endif()
+
 if(TARGET tria-vulkan-host)
     add_test(NAME vulkan-host COMMAND tria-vulkan-host --device ""
         --calibration ${CMAKE_CURRENT_SOURCE_DIR}/data/golden/gqa4/calib.tria
@@ -34,6 +40,7 @@ if(TRIA_VULKAN_LIBRARY)
     endfunction()
 
     tria_add_vulkan_test(vulkan-random vulkan/test_random.c vulkan/config.c)
+    tria_add_vulkan_test(vulkan-large vulkan/test_large.c)
     tria_add_vulkan_test(vulkan-streams vulkan/test_streams.c vulkan/config.c)
     add_test(NAME vulkan-random-narrow COMMAND test_vulkan_random)
     set_tests_properties(vulkan-random-narrow PROPERTIES SKIP_RETURN_CODE 77
