@@ -19,9 +19,19 @@ tria_protection tria_protect(const tria_v1_plan *plan, const tria_event *event, 
     const int64_t recent = event->t - (params->n_recent > window ? params->n_recent : window);
     tria_protection found = {0, 0};
 
-    for (int32_t i = 0; i < n_rows; i++) {
-        const int32_t p = positions != NULL ? positions[i] : i;
-        mask[i] = p < params->n_sink || p >= recent;
+    if (positions == NULL) {
+        const int32_t n_sink = params->n_sink < n_rows ? params->n_sink : n_rows;
+        const int32_t first_recent = recent < 0 ? 0 : recent < n_rows ? (int32_t)recent : n_rows;
+        memset(mask, 0, (size_t)n_rows);
+        memset(mask, 1, (size_t)n_sink);
+        memset(mask + first_recent, 1, (size_t)(n_rows - first_recent));
+    } else {
+        /* recent <= 2^31, so in 32 bits "p > recent - 1" is what can be compared */
+        const int32_t n_sink = params->n_sink;
+        const int32_t last_old = recent > INT32_MIN ? (int32_t)(recent - 1) : INT32_MIN;
+        for (int32_t i = 0; i < n_rows; i++) {
+            mask[i] = (uint8_t)((positions[i] < n_sink) | (positions[i] > last_old));
+        }
     }
     for (int32_t i = 0; i < event->n_pins; i++) {
         if (event->pins[i] < n_rows) {
