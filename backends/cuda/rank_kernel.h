@@ -8,7 +8,6 @@
 #include "args.h"
 #include "port.h"
 #include "rows.h"
-#include "score_kernel.h"
 
 namespace tria_gpu
 {

@@ -1,4 +1,4 @@
-/* rows.h - where a row lies, how many there are, and at which positions. */
+/* rows.h - where a row lies, how many there are, and at which positions; what a score may be. */
 #ifndef TRIA_CUDA_ROWS_H
 #define TRIA_CUDA_ROWS_H
 
@@ -8,6 +8,15 @@
 
 namespace tria_gpu
 {
+PORT_DEVICE bool is_finite(float x)
+{
+    return (port_float_bits(x) & 0x7f800000u) != 0x7f800000u;
+}
+PORT_DEVICE float not_a_number()
+{
+    return port_bits_float(0x7fc00000u);
+}
+
 struct RowPlace {
     int64_t page;
     int64_t token;

@@ -292,15 +292,6 @@ PORT_DEVICE bool score_row(P row, float scale, const Plan &plan, const Shape &sh
     return scale != 0.0f && (sums.nonzero != 0.0f || any_nonzero<D>(row, shape));
 }
 
-PORT_DEVICE bool is_finite(float x)
-{
-    return (port_float_bits(x) & 0x7f800000u) != 0x7f800000u;
-}
-PORT_DEVICE float not_a_number()
-{
-    return port_bits_float(0x7fc00000u);
-}
-
 /* Sums of a tile's scores for the chunks from `chunk` on that the block has just scored. `parts` neighbouring
  * threads add up a column, in an order that depends on nothing but the rows' places in the tile. */
 PORT_DEVICE void sum_scores(const Plan &plan, const Source &source, const ScoreShared &shared, int chunk, int n_chunks,

@@ -40,4 +40,12 @@ foreach(lanes 32 64)
     add_test(NAME kernels-random-${lanes} COMMAND test_kernels_random_${lanes})
     set_tests_properties(kernels-random-${lanes} PROPERTIES
         ENVIRONMENT "${_environment};TRIA_TEST_COUNT=${TRIA_KERNEL_TESTS};TRIA_TEST_ORDER=${lanes}")
+
+    # an engine's host: policy, and a captured graph replayed
+    set(_host test_kernels_host_${lanes})
+    add_executable(${_host} ${PROJECT_SOURCE_DIR}/examples/cuda_host/main.cpp)
+    set_target_properties(${_host} PROPERTIES CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF)
+    target_link_libraries(${_host} PRIVATE tria_static ${_plugin} m)
+    add_test(NAME kernels-host-${lanes} COMMAND ${_host})
+    set_tests_properties(kernels-host-${lanes} PROPERTIES ENVIRONMENT "${_environment}")
 endforeach()
