@@ -20,6 +20,20 @@ int device_problems(void);
 /* Seeds the order in which threads and blocks run. */
 void device_set_order(uint32_t seed);
 
+/* The n-th allocation (stream, event) or kernel launch from now on fails; 0: none does. */
+void device_fail_allocation(int n);
+void device_fail_launch(int n);
+/* Every call fails. */
+void device_lose(int lost);
+void device_set_count(int n);
+int device_live_allocations(void);
+int device_total_allocations(void);
+size_t device_bytes_in_use(void);
+int device_launches(void);
+/* The default stream is being captured; ends without keeping anything. */
+void *device_capture_begin(void);
+void device_capture_end(void *stream);
+
 #ifdef __cplusplus
 }
 #endif

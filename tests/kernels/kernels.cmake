@@ -48,4 +48,24 @@ foreach(lanes 32 64)
     target_link_libraries(${_host} PRIVATE tria_static ${_plugin} m)
     add_test(NAME kernels-host-${lanes} COMMAND ${_host})
     set_tests_properties(kernels-host-${lanes} PROPERTIES ENVIRONMENT "${_environment}")
+
+    add_executable(test_kernels_emulation_${lanes} kernels/test_emulation.cpp)
+    set_target_properties(test_kernels_emulation_${lanes} PROPERTIES
+        CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF)
+    target_include_directories(test_kernels_emulation_${lanes} PRIVATE ${_cuda})
+    target_link_libraries(test_kernels_emulation_${lanes} PRIVATE ${_plugin})
+    add_test(NAME kernels-emulation-${lanes} COMMAND test_kernels_emulation_${lanes})
+
+    tria_add_test(NAME kernels-driver-${lanes} SOURCES kernels/test_driver.c plan/small.c LIBRARIES ${_plugin})
+    set_tests_properties(kernels-driver-${lanes} PROPERTIES ENVIRONMENT "${_environment}")
+endforeach()
+
+# the plugins themselves
+add_executable(test_kernels_load kernels/test_load.c)
+target_link_libraries(test_kernels_load PRIVATE tria_flags tria_static m)
+foreach(_backend cuda hip)
+    if(TARGET tria_${_backend})
+        add_test(NAME kernels-load-${_backend}
+            COMMAND test_kernels_load $<TARGET_FILE_DIR:tria_${_backend}> ${_backend})
+    endif()
 endforeach()
