@@ -12,33 +12,15 @@ typedef struct command {
 } command;
 
 static const command commands[] = {
-#ifdef TRIA_CLI_INSPECT
     {"inspect", cli_inspect, "what a calibration file holds, and whether it fits a model"},
-#endif
-#ifdef TRIA_CLI_CONVERT
     {"convert", cli_convert, "from one calibration format to another"},
-#endif
-#ifdef TRIA_CLI_CALIBRATE
     {"calibrate", cli_calibrate, "a calibration from query vectors"},
-#endif
-#ifdef TRIA_CLI_SCORE
     {"score", cli_score, "the score of every cached key"},
-#endif
-#ifdef TRIA_CLI_SELECT
     {"select", cli_select, "which rows to keep"},
-#endif
-#ifdef TRIA_CLI_COMPACT
     {"compact", cli_compact, "keys and values with only the kept rows"},
-#endif
-#ifdef TRIA_CLI_BENCH
     {"bench", cli_bench, "how fast scoring, selecting and compacting are here"},
-#endif
-#ifdef TRIA_CLI_BACKENDS
     {"backends", cli_backends, "which backends and devices there are, or why not"},
-#endif
-#ifdef TRIA_CLI_REPLAY
     {"replay", cli_replay, "recomputes a recorded trace of compactions"},
-#endif
 };
 static const size_t n_commands = sizeof(commands) / sizeof(commands[0]);
 
