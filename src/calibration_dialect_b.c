@@ -182,9 +182,14 @@ static tria_status scaled_frequencies(const unsigned char *record, const tria_la
     }
     TRIA_TRY(
         tria_rope_frequencies(geometry->rope_theta, geometry->rotary_dim, &scaling, inv_freq, NULL, error));
-    for (int32_t f = 0; f < n_freq && ext_factor != 0; f++) {
+    for (int32_t f = 0; f < n_freq; f++) {
         const double linear = pow(geometry->rope_theta, -(double)f / n_freq) * freq_scale;
-        inv_freq[f] = linear + ext_factor * (inv_freq[f] - linear);
+        inv_freq[f] = ext_factor != 0 ? linear + ext_factor * (inv_freq[f] - linear) : inv_freq[f];
+        if (!(isfinite(inv_freq[f]) && inv_freq[f] >= 0)) {
+            return tria_fail(error, TRIA_E_FORMAT,
+                             "freq_scale %g and ext_factor %g give frequency %d the value %g", freq_scale,
+                             ext_factor, f, inv_freq[f]);
+        }
     }
     return TRIA_OK;
 }

@@ -95,8 +95,9 @@ tria_status tria_layer_resolve(tria_layer_params *layer, int32_t index, int32_t 
         layer->rotary_dim = layer->head_dim;
     }
     TRIA_TRY(check_rotary(layer, index, error));
-    if (layer->inv_freq == NULL && !(isfinite(layer->rope_theta) && layer->rope_theta > 0)) {
-        return tria_fail(error, TRIA_E_ARGUMENT, "layer %d: rope_theta is %g", index, layer->rope_theta);
+    if (layer->inv_freq == NULL && !(isfinite(layer->rope_theta) && layer->rope_theta >= 1)) {
+        return tria_fail(error, TRIA_E_ARGUMENT, "layer %d: rope_theta is %g, below 1", index,
+                         layer->rope_theta);
     }
     TRIA_TRY(check_weights(layer->inv_freq, layer->rotary_dim / 2, index, "inv_freq", error));
     return check_weights(layer->freq_scale_sq, layer->rotary_dim / 2, index, "freq_scale_sq", error);

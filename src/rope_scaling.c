@@ -101,7 +101,8 @@ static tria_status check_scaling(double theta, int32_t rotary_dim, const tria_ro
                                  tria_error *error)
 {
     const int32_t type = scaling->type;
-    if (!positive(theta) || rotary_dim < 2 || rotary_dim % 2 != 0 || rotary_dim > TRIA_MAX_HEAD_DIM) {
+    if (!(isfinite(theta) && theta >= 1) || rotary_dim < 2 || rotary_dim % 2 != 0 ||
+        rotary_dim > TRIA_MAX_HEAD_DIM) {
         return tria_fail(error, TRIA_E_ARGUMENT, "RoPE with theta %g over %d dimensions", theta,
                          rotary_dim);
     }
@@ -191,6 +192,12 @@ tria_status tria_rope_frequencies(double theta, int32_t rotary_dim, const tria_r
     TRIA_TRY(check_scaling(theta, rotary_dim, &scaling, error));
     tria_inv_freq_from_theta(theta, rotary_dim, inv_freq);
     TRIA_TRY(scale_frequencies(theta, rotary_dim, &scaling, inv_freq, error));
+    for (int32_t f = 0; f < rotary_dim / 2; f++) {
+        if (!isfinite(inv_freq[f])) {
+            return tria_fail(error, TRIA_E_ARGUMENT, "the rope scaling gives frequency %d the value %g", f,
+                             inv_freq[f]);
+        }
+    }
     if (attention_factor != NULL) {
         *attention_factor = scaling.type == TRIA_ROPE_SCALING_YARN       ? yarn_attention(&scaling)
                             : scaling.type == TRIA_ROPE_SCALING_LONGROPE ? longrope_attention(&scaling)

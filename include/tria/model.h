@@ -35,7 +35,8 @@ typedef struct tria_layer_params {
     int32_t rope_style;    /* tria_rope_style */
     int32_t kv_source;     /* -1, or the layer whose KV cache this layer reads instead of its own */
     int32_t window;        /* sliding-window length in tokens, 0 = full attention */
-    double rope_theta;     /* base of the frequencies, theta^(-2f/rotary_dim); used when inv_freq is NULL */
+    double
+        rope_theta; /* base >= 1 of the frequencies, theta^(-2f/rotary_dim); used when inv_freq is NULL */
     const double *inv_freq;      /* [rotary_dim / 2] radians per token, or NULL; copied */
     const double *freq_scale_sq; /* [rotary_dim / 2] weight g_f of each frequency, or NULL for 1; copied */
 } tria_layer_params;
