@@ -535,7 +535,8 @@ int main(void)
     gpu_close(&g);
     printf(
         "%lld configurations (%lld refused by both), %lld keep sets, %lld rows kept differently near the "
-        "cut, worst raw error %.2g of the largest, worst final error %.2g, %lld failures\n",
+        "cut, %lld caches compacted, worst raw error %.2g of the largest, worst final error %.2g, %lld "
+        "failures\n",
         (long long)totals.configs, (long long)totals.refused, (long long)totals.sets,
         (long long)totals.rows_near_cut, (long long)totals.compactions, totals.worst_raw,
         totals.worst_final, (long long)totals.failures);
