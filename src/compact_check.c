@@ -248,6 +248,9 @@ static tria_status check_tensor(const tria_tensor *tensor, const tria_event *eve
         }
         page.count = (int64_t)last - first + 1;
         token.count = n_rows < tokens ? n_rows : tokens;
+    } else if (event->device != NULL && event->device->page_tables.base != NULL) {
+        page.count = 2; /* the table is out of sight: pages must be apart, however many there are */
+        token.count = n_rows < tokens ? n_rows : tokens;
     }
     axis axes[4] = {page, token, {tensor->head_stride, n_heads}, {chunks.stride, chunks.n}};
     if (!disjoint(axes, 4, chunks.bytes)) {
@@ -294,117 +297,40 @@ static tria_status check_layer(const tria_v1_plan *plan, const tria_v1_event *ev
     return TRIA_OK;
 }
 
-bool tria_compact_owns_table(const tria_v1_plan *plan, const tria_event *event, int32_t layer)
+/* Room for what will be reported. */
+static tria_status check_room_for_moves(const tria_v1_plan *plan, const tria_v1_event *event,
+                                        tria_error *error)
 {
-    int32_t n;
-    const int32_t *table = tria_page_table(event->kv, layer_view(event, layer), &n);
-    if (table == NULL || plan->layers[layer].n_kv_heads == 0) {
-        return false;
-    }
-    for (int32_t other = 0; other < layer; other++) {
-        if (plan->layers[other].n_kv_heads > 0 &&
-            tria_page_table(event->kv, layer_view(event, other), &n) == table) {
-            return false;
-        }
-    }
-    return true;
-}
-
-void tria_compact_pages(const tria_v1_plan *plan, const tria_v1_event *event, int32_t layer,
-                        int32_t *before, int32_t *after)
-{
-    const tria_event *e = event->event;
-    const int32_t tokens = plan->tokens_per_page;
-    int32_t n;
-    const int32_t *table = tria_page_table(e->kv, layer_view(e, layer), &n);
-    *before = 0;
-    *after = 0;
+    int64_t n_moves = 0;
     for (int32_t slot = 0; slot < plan->n_kv; slot++) {
         tria_gather gather;
-        if (tria_page_table(e->kv, layer_view(e, plan->kv[slot].layer), &n) != table) {
-            continue;
-        }
         tria_compact_slot(plan, event, slot, &gather);
-        const int32_t used = gather.n_rows / tokens + (gather.n_rows % tokens != 0);
-        const int32_t needed = gather.count / tokens + (gather.count % tokens != 0);
-        *before = used > *before ? used : *before;
-        *after = needed > *after ? needed : *after;
+        n_moves += tria_gather_n_moves(&gather);
     }
-}
-
-/* Pages of the view's table that are shared and would be written. */
-static tria_status check_shared(const tria_v1_plan *plan, const tria_v1_event *event, int32_t first_layer,
-                                tria_error *error)
-{
-    const tria_event *e = event->event;
-    tria_compaction *out = event->compaction;
-    const int32_t tokens = plan->tokens_per_page;
-    int32_t before;
-    int32_t after;
-    int32_t n_shared = 0;
-    tria_compact_pages(plan, event, first_layer, &before, &after);
-    for (int32_t page = 0; page < after; page++) {
-        const int32_t begin = page * tokens;
-        const int32_t end = tokens < INT32_MAX - begin ? begin + tokens : INT32_MAX;
-        bool written = false;
-        for (int32_t slot = 0; slot < plan->n_kv && out->page_shared[page] != 0 && !written; slot++) {
-            tria_gather gather;
-            if (layer_view(e, plan->kv[slot].layer)->page_table != NULL) {
-                continue;
-            }
-            tria_compact_slot(plan, event, slot, &gather);
-            written = tria_gather_writes(&gather, begin, end) ||
-                      (plan->params->zero_tail && gather.count < end && gather.n_rows > begin &&
-                       gather.count < gather.n_rows);
-        }
-        if (written) {
-            if (out->shared_pages != NULL) {
-                out->shared_pages[n_shared] = page;
-            }
-            n_shared++;
-        }
-    }
-    if (n_shared > 0) {
-        out->n_shared = n_shared;
-        return tria_fail(error, TRIA_E_SHARED_PAGE, "%d shared pages would be written and must be copied",
-                         n_shared);
+    if (n_moves > event->compaction->moves_capacity) {
+        return tria_fail(error, TRIA_E_CAPACITY,
+                         "%" PRId64 " moves do not fit into moves_capacity %" PRId64, n_moves,
+                         event->compaction->moves_capacity);
     }
     return TRIA_OK;
 }
 
-/* Room for what will be reported. */
-static tria_status check_outputs(const tria_v1_plan *plan, const tria_v1_event *event, tria_error *error)
+static tria_status check_room_for_pages(const tria_v1_plan *plan, const tria_v1_event *event,
+                                        tria_error *error)
 {
-    const tria_compaction *out = event->compaction;
-    int64_t n_moves = 0;
     int64_t n_freed = 0;
-    if (out->moves != NULL) {
-        for (int32_t slot = 0; slot < plan->n_kv; slot++) {
-            tria_gather gather;
-            tria_compact_slot(plan, event, slot, &gather);
-            n_moves += tria_gather_n_moves(&gather);
-        }
-        if (n_moves > out->moves_capacity) {
-            return tria_fail(error, TRIA_E_CAPACITY,
-                             "%" PRId64 " moves do not fit into moves_capacity %" PRId64, n_moves,
-                             out->moves_capacity);
+    for (int32_t layer = 0; layer < plan->n_layers; layer++) {
+        int32_t before;
+        int32_t after;
+        if (tria_compact_owns_table(plan, event->event, layer)) {
+            tria_compact_pages(plan, event, layer, &before, &after);
+            n_freed += before - after;
         }
     }
-    if (out->freed_pages != NULL && event->event->kv != NULL) {
-        for (int32_t layer = 0; layer < plan->n_layers; layer++) {
-            int32_t before;
-            int32_t after;
-            if (tria_compact_owns_table(plan, event->event, layer)) {
-                tria_compact_pages(plan, event, layer, &before, &after);
-                n_freed += before - after;
-            }
-        }
-        if (n_freed > out->freed_capacity) {
-            return tria_fail(error, TRIA_E_CAPACITY,
-                             "%" PRId64 " freed pages do not fit into "
-                             "freed_capacity %d",
-                             n_freed, out->freed_capacity);
-        }
+    if (n_freed > event->compaction->freed_capacity) {
+        return tria_fail(error, TRIA_E_CAPACITY,
+                         "%" PRId64 " freed pages do not fit into freed_capacity %d", n_freed,
+                         event->compaction->freed_capacity);
     }
     return TRIA_OK;
 }
@@ -451,9 +377,14 @@ tria_status tria_compact_check(const tria_v1_plan *plan, const tria_v1_event *ev
         }
     }
     if (event->compaction != NULL) {
-        TRIA_TRY(check_outputs(plan, event, error));
+        if (event->compaction->moves != NULL) {
+            TRIA_TRY(check_room_for_moves(plan, event, error));
+        }
+        if (event->compaction->freed_pages != NULL && e->kv != NULL) {
+            TRIA_TRY(check_room_for_pages(plan, event, error));
+        }
         if (first_shared >= 0 && event->compaction->page_shared != NULL && e->kv->page_table != NULL) {
-            TRIA_TRY(check_shared(plan, event, first_shared, error));
+            TRIA_TRY(tria_compact_check_shared(plan, event, first_shared, error));
         }
     }
     return TRIA_OK;

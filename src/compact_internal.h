@@ -1,8 +1,8 @@
 /*
  * compact_internal.h - repacking a cache on the CPU (specification, section 5).
  *
- * compact_check.c looks at everything before a byte is written, compact_gather.c carries out one keep
- * set on strided arrays, compact.c puts them together.
+ * compact_check.c and compact_pages.c look at everything before a byte is written, compact_gather.c
+ * carries out one keep set on strided arrays, compact.c puts them together.
  */
 #ifndef TRIA_COMPACT_INTERNAL_H
 #define TRIA_COMPACT_INTERNAL_H
@@ -48,7 +48,7 @@ void tria_lane_zero(const tria_lane *lane, int32_t begin, int32_t end);
 typedef struct tria_compact_context {
     tria_parallel_for parallel_for; /* NULL: the calling thread */
     void *parallel_context;
-    int32_t *scratch; /* [tria_compact_scratch_count()], allocated with the plan */
+    int32_t *scratch;    /* [tria_compact_scratch_count()], allocated with the plan */
     bool rows_elsewhere; /* another backend moves K and V */
 } tria_compact_context;
 
@@ -74,13 +74,20 @@ void tria_compact_slot(const tria_v1_plan *plan, const tria_v1_event *event, int
 int32_t tria_compact_position_owner(const tria_v1_plan *plan, const tria_event *event, int32_t slot);
 /* Whether V lies inside the rows of K (absorbed MLA) and so moves with them. */
 bool tria_compact_v_in_k(const tria_tensor *k, const tria_tensor *v);
-/* Page-table entries that the layers sharing the table of `layer` use before and after. */
-void tria_compact_pages(const tria_v1_plan *plan, const tria_v1_event *event, int32_t layer,
-                        int32_t *before, int32_t *after);
-/* Whether `layer` has a cache and a page table and is the first layer with that table. */
-bool tria_compact_owns_table(const tria_v1_plan *plan, const tria_event *event, int32_t layer);
 /* All checks of one event. Fills in n_shared and shared_pages with SHARED_PAGE; other outputs are left. */
 tria_status tria_compact_check(const tria_v1_plan *plan, const tria_v1_event *event, int32_t *scratch,
                                tria_error *error);
+
+/* compact_pages.c */
+
+/* Whether `layer` has a cache and a page table and is the first layer with that table. */
+bool tria_compact_owns_table(const tria_v1_plan *plan, const tria_event *event, int32_t layer);
+/* Page-table entries that the layers sharing the table of `layer` use before and after. */
+void tria_compact_pages(const tria_v1_plan *plan, const tria_v1_event *event, int32_t layer,
+                        int32_t *before, int32_t *after);
+/* SHARED_PAGE, with the list, when shared pages of the view's table, which `layer` uses, would be written.
+ */
+tria_status tria_compact_check_shared(const tria_v1_plan *plan, const tria_v1_event *event, int32_t layer,
+                                      tria_error *error);
 
 #endif

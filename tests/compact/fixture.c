@@ -115,9 +115,8 @@ static void backwards(void *context, int32_t n, void (*task)(void *argument, int
 tria_status fixture_compact(fixture *f, tria_error *error)
 {
     tria_compact_context context = {.parallel_for = f->plan.n_kv % 2 != 0 ? backwards : NULL};
-    tria_status status = TRIA_OK;
     f->plan.tokens_per_page = f->view.tokens_per_page;
-    for (int32_t l = 0; l < f->plan.n_layers && f->event.kv != NULL && status == TRIA_OK; l++) {
+    for (int32_t l = 0; l < f->plan.n_layers && f->event.kv != NULL; l++) {
         const tria_layer_view *view = &f->layer_views[l];
         const int32_t n_heads = f->layers[l].n_kv_heads;
         if (view->k.base == NULL) {
@@ -132,7 +131,7 @@ tria_status fixture_compact(fixture *f, tria_error *error)
         }
     }
     context.scratch = malloc((tria_compact_scratch_count(&f->plan) + 1) * sizeof(int32_t));
-    status = tria_cpu_compact(&f->plan, &f->v1, 1, &context, error);
+    const tria_status status = tria_cpu_compact(&f->plan, &f->v1, 1, &context, error);
     free(context.scratch);
     return status;
 }

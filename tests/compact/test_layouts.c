@@ -83,7 +83,7 @@ static void run(const tria_model *model, int32_t layout, const logical_rows *row
     int32_t keep_rows[SLOTS][LC_ROWS] = {{0}};
     int32_t counts[SLOTS];
     int32_t old[SLOTS][LC_ROWS];
-    tria_move moves[SLOTS * LC_ROWS];
+    tria_move moves[SLOTS * LC_ROWS] = {{0}};
     int32_t freed[LC_PAGES];
     layout_cache cache;
     tria_keep keep;

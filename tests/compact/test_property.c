@@ -325,7 +325,7 @@ static void random_config(config *c, uint64_t seed)
 
 static void random_table(uint64_t *seed, int32_t *table, int32_t n_pages, int32_t n_pool)
 {
-    int32_t ids[64];
+    int32_t ids[64] = {0};
     for (int32_t i = 0; i < n_pool; i++) {
         int32_t at = random_below(seed, i + 1);
         ids[i] = ids[at];

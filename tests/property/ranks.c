@@ -22,7 +22,6 @@ struct rank {
     tria_kv_view view;
     tria_layer_view layers[WORLD_LAYERS];
     int32_t layer_list[WORLD_LAYERS];
-    int32_t rows_of[WORLD_SLOTS];
     /* the call being made */
     float *data;
     int64_t count;

@@ -526,7 +526,7 @@ static void check_permutation(world *w, const outcome *before, double epsilon)
 {
     static outcome after;
     static outcome mapped;
-    int32_t from[WORLD_ROWS];
+    int32_t from[WORLD_ROWS] = {0};
     if (!w->same_rows || w->n_rows < 2) {
         return;
     }
