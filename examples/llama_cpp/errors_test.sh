@@ -1,0 +1,60 @@
+#!/bin/sh
+# Bad input to the programs: exactly one line of error that says what is wrong, nothing else, and an exit
+# code other than 0.
+#
+#   errors_test.sh FOLDER-OF-PROGRAMS MODEL CALIBRATION CALIBRATION-OF-ANOTHER-MODEL
+set -u
+programs=$1
+model=$2
+calibration=$3
+other=$4
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+
+# expect WORDS PROGRAM ARGUMENT...: the error line must contain WORDS
+expect() {
+    words=$1
+    program=$2
+    shift 2
+    "$programs/$program" "$@" >"$work/out" 2>"$work/err" </dev/null
+    code=$?
+    if [ $code = 0 ] || [ $code -gt 2 ] || [ "$(wc -l <"$work/err")" != 1 ] || [ -s "$work/out" ] ||
+        ! grep -q "^$program: error: .*$words" "$work/err"; then
+        echo "FAILED: $program $*"
+        echo "  wanted one line with '$words', got exit code $code and:"
+        sed 's/^/  /' "$work/out" "$work/err"
+        failures=$((failures + 1))
+    else
+        echo "ok: $(cat "$work/err")"
+    fi
+}
+
+head -c 5000 "$calibration" >"$work/short.tria"
+head -c 100000 "$model" >"$work/short.gguf"
+: >"$work/empty.txt"
+say="--prompt Hello --threads 1"
+
+# shellcheck disable=SC2086 # $say is a list of options
+{
+    expect 'cannot read the model' tria-llama-generate --model "$work/none.gguf" --calibration "$calibration" $say
+    expect 'cannot load' tria-llama-generate --model "$work/short.gguf" --calibration "$calibration" $say
+    expect 'none.tria' tria-llama-generate --model "$model" --calibration "$work/none.tria" $say
+    expect 'short.tria' tria-llama-generate --model "$model" --calibration "$work/short.tria" $say
+    expect '' tria-llama-generate --model "$model" --calibration "$other" $say
+    expect 'budget 0' tria-llama-generate --model "$model" --calibration "$calibration" --budget 0 $say
+    expect 'budget' tria-llama-generate --model "$model" --calibration "$calibration" --budget 40 --recent 60 $say
+    expect 'capacity' tria-llama-generate --model "$model" --calibration "$calibration" --cells 256 --budget 200 $say
+    expect 'union or global' tria-llama-generate --model "$model" --calibration "$calibration" --mode per-head $say
+    expect 'policy best' tria-llama-generate --model "$model" --calibration "$calibration" --policy best $say
+    expect 'needs --calibration' tria-llama-generate --model "$model" $say
+    expect 'unknown option' tria-llama-generate --modle "$model"
+    expect 'whole number' tria-llama-generate --budget many
+    expect 'needs a value' tria-llama-generate --model
+    expect 'are needed' tria-llama-calibrate --model "$model"
+    expect 'cannot read the text' tria-llama-calibrate --model "$model" --text "$work/none.txt" --output "$work/x.tria"
+    expect 'empty' tria-llama-calibrate --model "$model" --text "$work/empty.txt" --output "$work/x.tria"
+    expect 'tria needs --calibration' tria-llama-eval --model "$model" --text "$model"
+    expect 'configs' tria-llama-eval --model "$model" --text "$model" --configs tria:0
+}
+[ $failures = 0 ] || exit 1

@@ -1,0 +1,230 @@
+/* eval.c - tria-llama-eval: runs the tasks for a list of configurations and prints one table. */
+#include "eval.h"
+
+#include "args.h"
+#include "host.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One of "none", "recent:25", "tria:25", "tria:25:global:4" (mode, radius of neighbour pooling). */
+static bool parse_config(const char *text, const eval_config *defaults, eval_config *config)
+{
+    char name[16] = "";
+    char mode[16] = "";
+    *config = *defaults;
+    config->percent = 100;
+    const int fields =
+        sscanf(text, "%15[a-z]:%d:%15[a-z]:%d", name, &config->percent, mode, &config->pool_radius);
+    config->policy = host_policy_from_name(name);
+    if (fields > 2) {
+        config->mode = tria_mode_from_name(mode);
+    }
+    if (config->policy == HOST_POLICY_NONE) {
+        snprintf(config->label, sizeof(config->label), "full cache");
+        return fields == 1;
+    }
+    char pool[24] = "";
+    if (config->pool_radius > 0) {
+        snprintf(pool, sizeof(pool), ", pool %d", config->pool_radius);
+    }
+    snprintf(config->label, sizeof(config->label), "%s %d %%%s%s%s", name, config->percent,
+             config->mode != defaults->mode ? ", " : "", config->mode != defaults->mode ? mode : "", pool);
+    return fields >= 2 && config->policy >= 0 && config->mode >= 0 && config->percent > 0 &&
+           config->percent < 100 && config->pool_radius >= 0;
+}
+
+static int32_t parse_configs(const char *text, const eval_config *defaults, eval_config *configs)
+{
+    int32_t n = 0;
+    while (*text != '\0') {
+        char one[64] = "";
+        const size_t length = strcspn(text, ",");
+        if (n == EVAL_MAX_CONFIGS) {
+            die(EXIT_USAGE, "--configs: more than %d", EVAL_MAX_CONFIGS);
+        }
+        if (length < sizeof(one)) {
+            memcpy(one, text, length);
+        }
+        if (!parse_config(one, defaults, &configs[n])) {
+            die(EXIT_USAGE, "--configs: '%.*s' is not none or POLICY:PERCENT[:MODE[:POOL]]", (int)length,
+                text);
+        }
+        n++;
+        text += length + (text[length] == ',');
+    }
+    if (n == 0) {
+        die(EXIT_USAGE, "--configs is empty");
+    }
+    return n;
+}
+
+static void print_table(const eval_config *configs, const eval_result *results, int32_t n, bool times)
+{
+    printf("| cache | perplexity | passkey | needle rows kept | peak KV cells | evictions |%s\n",
+           times ? " decode tokens/s | time in libtria |" : "");
+    printf("|---|---|---|---|---|---|%s\n", times ? "---|---|" : "");
+    for (int32_t i = 0; i < n; i++) {
+        const eval_result *r = &results[i];
+        printf("| %s ", configs[i].label);
+        if (r->perplexity > 0) {
+            printf("| %.2f ", r->perplexity);
+        } else {
+            printf("| - ");
+        }
+        if (r->trials > 0) {
+            printf("| %d/%d | %.0f %% ", r->right, r->trials,
+                   100.0 * (double)r->needle_rows_kept / (double)r->needle_rows);
+        } else {
+            printf("| - | - ");
+        }
+        if (r->perplexity > 0) {
+            printf("| %d | %d |", r->peak_cells, r->n_evictions);
+            if (times) {
+                printf(" %.0f | %.1f %% |", r->tokens_per_second, 100 * r->tria_share);
+            }
+        } else {
+            printf("| - | - |%s", times ? " - | - |" : "");
+        }
+        putchar('\n');
+    }
+}
+
+static void write_json(const char *path, const eval_config *configs, const eval_result *results, int32_t n)
+{
+    FILE *file = fopen(path, "w");
+    if (file == NULL) {
+        die(EXIT_FAILED, "cannot write '%s'", path);
+    }
+    fputs("[\n", file);
+    for (int32_t i = 0; i < n; i++) {
+        const eval_result *r = &results[i];
+        fprintf(
+            file,
+            "  {\"policy\": \"%s\", \"percent\": %d, \"perplexity\": %.6f, \"perplexity_budget\": %d, "
+            "\"cells\": %d, \"peak_cells\": %d, \"evictions\": %d, \"tokens_per_second\": %.2f, "
+            "\"tria_share\": %.5f, \"passkey_budget\": %d, \"passkey_trials\": %d, \"passkey_right\": %d, "
+            "\"needle_rows\": %lld, \"needle_rows_kept\": %lld, \"answers\": \"",
+            host_policy_name(configs[i].policy), configs[i].percent, r->perplexity, r->ppl_budget, r->cells,
+            r->peak_cells, r->n_evictions, r->tokens_per_second, r->tria_share, r->passkey_budget,
+            r->trials, r->right, (long long)r->needle_rows, (long long)r->needle_rows_kept);
+        for (int32_t t = 0; t < r->trials; t++) {
+            fputc(r->answers[t] ? '1' : '0', file);
+        }
+        fprintf(file, "\"}%s\n", i + 1 < n ? "," : "");
+    }
+    fputs("]\n", file);
+    if (fclose(file) != 0) {
+        die(EXIT_FAILED, "cannot write '%s'", path);
+    }
+}
+
+/* --require: retrieval by libtria must beat the controls of the same budget on the same trials. */
+static int check_order(const eval_config *configs, const eval_result *results, int32_t n)
+{
+    int failures = 0;
+    for (int32_t a = 0; a < n; a++) {
+        for (int32_t b = 0; b < n; b++) {
+            if (configs[a].policy == HOST_POLICY_TRIA && configs[b].percent == configs[a].percent &&
+                a != b) {
+                int32_t only_a = 0;
+                int32_t only_b = 0;
+                for (int32_t t = 0; t < results[a].trials; t++) {
+                    only_a += results[a].answers[t] && !results[b].answers[t];
+                    only_b += results[b].answers[t] && !results[a].answers[t];
+                }
+                printf("%s against %s: %d trials only the first answers, %d only the second\n",
+                       configs[a].label, configs[b].label, only_a, only_b);
+                failures += only_a <= only_b;
+            }
+        }
+    }
+    return failures;
+}
+
+int main(int argc, char **argv)
+{
+    eval_options options = {
+        .interval = 128,
+        .n_recent = 32,
+        .n_sink = 4,
+        .seed = 20240601,
+        .ppl_tokens = 2048,
+        .passkey_tokens = 1024,
+        .depths = 10,
+        .numbers = 3,
+    };
+    const char *tasks = "perplexity,passkey";
+    const char *config_text = "none,tria:50,tria:25,random:25,recent:25";
+    const char *mode = "union";
+    eval_config defaults = {0};
+    const char *json = NULL;
+    bool require = false;
+    bool no_times = false;
+    const arg table[] = {
+        {"--model", ARG_TEXT, &options.model_path, 0, "GGUF file"},
+        {"--calibration", ARG_TEXT, &options.calibration_path, 0, "its calibration"},
+        {"--text", ARG_TEXT, &options.text_path, 0, "held-out text"},
+        {"--configs", ARG_TEXT, &config_text, 0, "none, POLICY:PERCENT[:MODE[:POOL]], ..."},
+        {"--tasks", ARG_TEXT, &tasks, 0, "perplexity, passkey or both"},
+        {"--mode", ARG_TEXT, &mode, 0, "union or global"},
+        {"--interval", ARG_INT, &options.interval, 1, "rows beyond the budget before an eviction"},
+        {"--recent", ARG_INT, &options.n_recent, 0, "most recent rows, never evicted"},
+        {"--sinks", ARG_INT, &options.n_sink, 0, "first rows, never evicted"},
+        {"--pool", ARG_INT, &defaults.pool_radius, 0, "neighbour pooling of the scores, in positions"},
+        {"--ppl-tokens", ARG_INT, &options.ppl_tokens, 16, "tokens of the perplexity run"},
+        {"--ppl-skip", ARG_INT, &options.ppl_skip, 0, "tokens of the text to skip"},
+        {"--passkey-tokens", ARG_INT, &options.passkey_tokens, 64, "length of a passkey prompt"},
+        {"--depths", ARG_INT, &options.depths, 1, "places where the number is hidden"},
+        {"--numbers", ARG_INT, &options.numbers, 1, "numbers per place"},
+        {"--plain-filler", ARG_FLAG, &options.plain_filler, 0,
+         "hide it in simple sentences, not in the text"},
+        {"--seed", ARG_SEED, &options.seed, 0, "of numbers and of the random policy"},
+        {"--threads", ARG_INT, &options.n_threads, 0, "0 = all processors"},
+        {"--json", ARG_TEXT, &json, 0, "write the results there as well"},
+        {"--no-times", ARG_FLAG, &no_times, 0, "leave out what differs from run to run"},
+        {"--require", ARG_FLAG, &require, 0,
+         "fail unless tria beats the controls of its budget at passkey"},
+        {"--verbose", ARG_FLAG, &options.verbose, 0, "every answer"},
+        {0},
+    };
+    args_parse(argc, argv, "measures what eviction costs a GGUF model", table);
+    if (options.model_path == NULL || options.text_path == NULL) {
+        die(EXIT_USAGE, "--model and --text are needed, see --help");
+    }
+    defaults.mode = tria_mode_from_name(mode);
+    if (defaults.mode < 0) {
+        die(EXIT_USAGE, "--mode %s: unknown", mode);
+    }
+    eval_config configs[EVAL_MAX_CONFIGS];
+    eval_result results[EVAL_MAX_CONFIGS] = {0};
+    const int32_t n = parse_configs(config_text, &defaults, configs);
+    for (int32_t i = 0; i < n; i++) {
+        if (configs[i].policy == HOST_POLICY_TRIA && options.calibration_path == NULL) {
+            die(EXIT_USAGE, "policy tria needs --calibration");
+        }
+    }
+
+    tria_error error;
+    if (strstr(tasks, "passkey") != NULL &&
+        eval_passkey(&options, configs, n, results, &error) != TRIA_OK) {
+        die(EXIT_FAILED, "%s", error.message);
+    }
+    if (strstr(tasks, "perplexity") != NULL &&
+        eval_perplexity(&options, configs, n, results, &error) != TRIA_OK) {
+        die(EXIT_FAILED, "%s", error.message);
+    }
+    print_table(configs, results, n, !no_times);
+    if (json != NULL) {
+        write_json(json, configs, results, n);
+    }
+    const int failures = require ? check_order(configs, results, n) : 0;
+    for (int32_t i = 0; i < n; i++) {
+        free(results[i].answers);
+    }
+    if (failures > 0) {
+        die(EXIT_FAILED, "tria does not beat %d of the controls", failures);
+    }
+    return 0;
+}

@@ -1,0 +1,75 @@
+/*
+ * eval.h - what evicting costs: perplexity of a text decoded token by token, and a number hidden in a long
+ * prompt ("passkey"). All configurations see the same tokens and the same trials.
+ */
+#ifndef EXAMPLE_EVAL_H
+#define EXAMPLE_EVAL_H
+
+#include "engine.h"
+
+#include <tria/tria.h>
+
+enum { EVAL_MAX_CONFIGS = 16, PASSKEY_DIGITS = 5 };
+
+/* One row of the table. */
+typedef struct eval_config {
+    int32_t policy;  /* host_policy */
+    int32_t percent; /* budget, of the task's tokens; 100 without eviction */
+    int32_t mode;
+    int32_t pool_radius;
+    char label[40]; /* "tria 25 %" */
+} eval_config;
+
+typedef struct eval_options {
+    const char *model_path;
+    const char *calibration_path;
+    const char *text_path; /* held-out text: perplexity, and the filler of the passkey prompts */
+    int32_t interval;
+    int32_t n_recent;
+    int32_t n_sink;
+    int32_t n_threads;
+    uint64_t seed;
+    int32_t ppl_tokens;
+    int32_t ppl_skip; /* tokens of the text to skip */
+    int32_t passkey_tokens;
+    int32_t depths;
+    int32_t numbers;   /* per depth */
+    bool plain_filler; /* simple sentences over and over instead of the text */
+    bool verbose;
+} eval_options;
+
+typedef struct eval_result {
+    /* perplexity */
+    double perplexity; /* 0: not run */
+    int32_t ppl_budget;
+    int32_t cells;      /* KV cells the engine had */
+    int32_t peak_cells; /* of them in use at once */
+    int32_t n_evictions;
+    double tokens_per_second;
+    double tria_share; /* of the time */
+    /* passkey */
+    int32_t trials;
+    int32_t right;
+    int32_t passkey_budget;
+    int64_t needle_rows; /* of all trials together */
+    int64_t needle_rows_kept;
+    uint8_t *answers; /* [trials] 1 where right; owned */
+} eval_result;
+
+/* Both fill in their part of results[n_configs]. Errors as elsewhere. */
+tria_status eval_perplexity(const eval_options *options, const eval_config *configs, int32_t n_configs,
+                            eval_result *results, tria_error *error);
+tria_status eval_passkey(const eval_options *options, const eval_config *configs, int32_t n_configs,
+                         eval_result *results, tria_error *error);
+
+/* Engine, observer, model description and calibration, opened together. */
+typedef struct eval_setup {
+    engine engine;
+    struct observer *observer;
+    tria_model *model;
+    tria_calibration *calibration; /* NULL without a path */
+} eval_setup;
+tria_status eval_open(const eval_options *options, int32_t cells, eval_setup *setup, tria_error *error);
+void eval_close(eval_setup *setup);
+
+#endif

@@ -1,0 +1,47 @@
+/* eval_setup.c - opens engine, observer, model description and calibration together. */
+#include "eval.h"
+#include "geometry.h"
+#include "observer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+tria_status eval_open(const eval_options *options, int32_t cells, eval_setup *setup, tria_error *error)
+{
+    memset(setup, 0, sizeof(*setup));
+    setup->observer = calloc(1, sizeof(*setup->observer));
+    if (setup->observer == NULL) {
+        return fail(error, TRIA_E_MEMORY, "out of memory");
+    }
+    const engine_params params = {options->model_path, cells, options->n_threads, observer_callback,
+                                  setup->observer};
+    tria_status status = engine_open(&setup->engine, &params, error);
+    if (status == TRIA_OK) {
+        status = observer_init(setup->observer, llama_model_n_layer(setup->engine.model), error);
+    }
+    if (status == TRIA_OK) {
+        status = geometry_probe(&setup->engine, setup->observer, &setup->model, error);
+    }
+    if (status == TRIA_OK && options->calibration_path != NULL) {
+        status = tria_calibration_load(options->calibration_path, NULL, &setup->calibration, error);
+    }
+    if (status == TRIA_OK && setup->calibration != NULL) {
+        status = tria_calibration_match(setup->calibration, setup->model, NULL, NULL, error);
+    }
+    if (status != TRIA_OK) {
+        eval_close(setup);
+    }
+    return status;
+}
+
+void eval_close(eval_setup *setup)
+{
+    tria_calibration_destroy(setup->calibration);
+    tria_model_destroy(setup->model);
+    engine_close(&setup->engine);
+    if (setup->observer != NULL) {
+        observer_release(setup->observer);
+        free(setup->observer);
+    }
+    memset(setup, 0, sizeof(*setup));
+}

@@ -1,0 +1,256 @@
+/*
+ * tria-llama-generate - chats with, or lets a GGUF model continue a text, far past the KV cells it has.
+ *
+ * What the model writes goes to standard output; a line per eviction and the closing summary go to
+ * standard error. Without --prompt it reads one turn per line from standard input.
+ */
+#include "args.h"
+#include "engine.h"
+#include "eval.h"
+#include "host.h"
+#include "observer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct options {
+    eval_options open; /* model, calibration, threads */
+    const char *prompt;
+    const char *policy;
+    const char *mode;
+    int32_t cells;
+    int32_t budget;
+    int32_t n_predict;
+    double temperature;
+    bool raw;
+    bool ignore_eos;
+    bool unprotected;
+    bool log;
+} options;
+
+static void on_eviction(void *context, const host_eviction *eviction)
+{
+    (void)context;
+    fflush(stdout);
+    fprintf(stderr, "[eviction %d: t = %lld, %d -> %d rows, %.2f ms]\n", eviction->number,
+            (long long)eviction->t, eviction->rows_before, eviction->rows_after, 1e3 * eviction->seconds);
+}
+
+static void log_line(void *context, tria_log_level level, const char *line)
+{
+    (void)context;
+    (void)level;
+    fflush(stdout);
+    fprintf(stderr, "[%s]\n", line);
+}
+
+static struct llama_sampler *make_sampler(const options *o, uint64_t seed)
+{
+    struct llama_sampler *chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
+    if (o->temperature > 0) {
+        llama_sampler_chain_add(chain, llama_sampler_init_top_k(40));
+        llama_sampler_chain_add(chain, llama_sampler_init_temp((float)o->temperature));
+        llama_sampler_chain_add(chain, llama_sampler_init_dist((uint32_t)seed));
+    } else {
+        llama_sampler_chain_add(chain, llama_sampler_init_greedy());
+    }
+    return chain;
+}
+
+/* What to decode for one turn: the text itself (--raw), or the text in the model's chat template. */
+static llama_token *turn_tokens(const options *o, const engine *e, const char *text, bool first,
+                                int32_t *n_tokens)
+{
+    char *wrapped = NULL;
+    if (!o->raw) {
+        const char *chat_template = llama_model_chat_template(e->model, NULL);
+        const struct llama_chat_message messages[2] = {{"system", "You are a helpful assistant."},
+                                                       {"user", text}};
+        const size_t skip = first ? 0 : 1;
+        const int32_t size = (int32_t)(4 * strlen(text) + 1024);
+        wrapped = calloc((size_t)size + 1, 1);
+        const int32_t length =
+            wrapped == NULL || chat_template == NULL
+                ? -1
+                : llama_chat_apply_template(chat_template, messages + skip, 2 - skip, true, wrapped, size);
+        if (length < 0 || length > size) {
+            die(EXIT_FAILED, "the model has no chat template that llama.cpp knows; use --raw");
+        }
+    }
+    tria_error error;
+    llama_token *tokens = NULL;
+    if (engine_tokenize(e, wrapped != NULL ? wrapped : text, true, &tokens, n_tokens, &error) != TRIA_OK) {
+        die(EXIT_FAILED, "%s", error.message);
+    }
+    free(wrapped);
+    if (*n_tokens == 0) {
+        die(EXIT_USAGE, "the prompt is empty");
+    }
+    return tokens;
+}
+
+/* One turn: the prompt, then up to n_predict tokens. */
+static void run_turn(const options *o, engine *e, host *h, struct llama_sampler *sampler, const char *text,
+                     bool first)
+{
+    tria_error error;
+    int32_t n_tokens = 0;
+    llama_token *tokens = turn_tokens(o, e, text, first, &n_tokens);
+    if (host_prompt(h, tokens, n_tokens, &error) != TRIA_OK) {
+        die(EXIT_FAILED, "%s", error.message);
+    }
+    free(tokens);
+    for (int32_t i = 0; i < o->n_predict; i++) {
+        const llama_token token = llama_sampler_sample(sampler, e->context, -1);
+        if (llama_vocab_is_eog(e->vocab, token) && !o->ignore_eos) {
+            /* The end of a turn belongs to the conversation. */
+            if (!o->raw && host_decode(h, token, &error) != TRIA_OK) {
+                die(EXIT_FAILED, "%s", error.message);
+            }
+            break;
+        }
+        char piece[256];
+        const int32_t length = llama_token_to_piece(e->vocab, token, piece, sizeof(piece), 0, false);
+        if (length > 0) {
+            fwrite(piece, 1, (size_t)length, stdout);
+            fflush(stdout);
+        }
+        if (host_decode(h, token, &error) != TRIA_OK) {
+            putchar('\n');
+            die(EXIT_FAILED, "%s", error.message);
+        }
+    }
+    putchar('\n');
+}
+
+static void print_summary(const engine *e, const host *h)
+{
+    host_stats s;
+    host_get_stats(h, &s);
+    fprintf(stderr,
+            "[t = %lld tokens through %d KV cells (at most %d in use), %d evictions of %lld rows, %.1f "
+            "tokens/s, "
+            "%.2f %% of the time in libtria]\n",
+            (long long)s.t, e->cells, s.peak_rows, s.n_evictions, (long long)s.evicted_rows,
+            s.decode_seconds > 0 ? (double)s.decoded / s.decode_seconds : 0.0,
+            s.total_seconds > 0 ? 100 * s.tria_seconds / s.total_seconds : 0.0);
+}
+
+/* A line of any length without its newline, or NULL at the end; the caller frees it. */
+static char *read_line(void)
+{
+    char *line = NULL;
+    size_t size = 0;
+    const ssize_t length = getline(&line, &size, stdin);
+    if (length < 0) {
+        free(line);
+        return NULL;
+    }
+    line[strcspn(line, "\r\n")] = '\0';
+    return line;
+}
+
+static void check(const options *o, int32_t policy, int32_t mode)
+{
+    if (o->open.model_path == NULL) {
+        die(EXIT_USAGE, "--model is needed, see --help");
+    }
+    if (policy < 0) {
+        die(EXIT_USAGE, "--policy %s: there are tria, random, recent and none", o->policy);
+    }
+    if (mode != TRIA_MODE_UNION && mode != TRIA_MODE_GLOBAL) {
+        die(EXIT_USAGE,
+            "--mode %s: llama.cpp's cells are shared by all layers and heads, use union or global",
+            o->mode);
+    }
+    if (policy == HOST_POLICY_TRIA && o->open.calibration_path == NULL) {
+        die(EXIT_USAGE, "policy tria needs --calibration (tria-llama-calibrate makes one)");
+    }
+    if (policy != HOST_POLICY_NONE && o->budget == 0) {
+        die(EXIT_USAGE, "--budget 0 would evict nothing; give the rows to keep, or --policy none");
+    }
+}
+
+int main(int argc, char **argv)
+{
+    options o = {
+        .open = {.interval = 128, .n_recent = 64, .n_sink = 4, .seed = 1},
+        .policy = "tria",
+        .mode = "union",
+        .cells = 512,
+        .budget = 256,
+        .n_predict = 256,
+        .temperature = 0.7,
+    };
+    const arg table[] = {
+        {"--model", ARG_TEXT, &o.open.model_path, 0, "GGUF file"},
+        {"--calibration", ARG_TEXT, &o.open.calibration_path, 0, "its calibration"},
+        {"--prompt", ARG_TEXT, &o.prompt, 0, "what to say; without it, turns are read from standard input"},
+        {"--policy", ARG_TEXT, &o.policy, 0, "tria, random, recent or none"},
+        {"--mode", ARG_TEXT, &o.mode, 0, "union or global"},
+        {"--cells", ARG_INT, &o.cells, 1, "KV cells (llama.cpp rounds up to a multiple of 256)"},
+        {"--budget", ARG_INT, &o.budget, 0, "rows kept by an eviction"},
+        {"--interval", ARG_INT, &o.open.interval, 1, "rows beyond the budget before an eviction"},
+        {"--recent", ARG_INT, &o.open.n_recent, 0, "most recent rows, never evicted"},
+        {"--sinks", ARG_INT, &o.open.n_sink, 0, "first rows, never evicted"},
+        {"--evict-prompt", ARG_FLAG, &o.unprotected, 0, "prompt rows may be evicted too"},
+        {"--n-predict", ARG_INT, &o.n_predict, 0, "most tokens to generate per turn"},
+        {"--ignore-eos", ARG_FLAG, &o.ignore_eos, 0, "go on after the model's end mark"},
+        {"--raw", ARG_FLAG, &o.raw, 0, "continue the text, no chat template"},
+        {"--temperature", ARG_NUMBER, &o.temperature, 0, "0 = always the most likely token"},
+        {"--seed", ARG_SEED, &o.open.seed, 0, "of sampling and of the random policy"},
+        {"--threads", ARG_INT, &o.open.n_threads, 0, "0 = all processors"},
+        {"--log", ARG_FLAG, &o.log, 0, "libtria's own log lines as well"},
+        {0},
+    };
+    args_parse(argc, argv, "generates with a GGUF model and evicts from llama.cpp's cache", table);
+    const int32_t policy = host_policy_from_name(o.policy);
+    const int32_t mode = tria_mode_from_name(o.mode);
+    check(&o, policy, mode);
+
+    tria_error error;
+    eval_setup setup;
+    if (eval_open(&o.open, o.cells, &setup, &error) != TRIA_OK) {
+        die(EXIT_FAILED, "%s", error.message);
+    }
+    tria_env env = TRIA_ENV_INIT;
+    env.log = o.log ? log_line : NULL;
+    const host_params params = {
+        .policy = policy,
+        .model = setup.model,
+        .calibration = setup.calibration,
+        .budget = o.budget,
+        .interval = o.open.interval,
+        .n_recent = o.open.n_recent,
+        .n_sink = o.open.n_sink,
+        .mode = mode,
+        .protect_prefill = !o.unprotected,
+        .n_threads = o.open.n_threads,
+        .seed = o.open.seed,
+        .env = &env,
+        .on_eviction = on_eviction,
+    };
+    host *h = NULL;
+    if (host_create(&setup.engine, setup.observer, &params, &h, &error) != TRIA_OK) {
+        die(EXIT_FAILED, "%s", error.message);
+    }
+    struct llama_sampler *sampler = make_sampler(&o, o.open.seed);
+    if (o.prompt != NULL) {
+        run_turn(&o, &setup.engine, h, sampler, o.prompt, true);
+    } else {
+        bool first = true;
+        for (char *line = read_line(); line != NULL; line = read_line()) {
+            if (*line != '\0') {
+                run_turn(&o, &setup.engine, h, sampler, line, first);
+                first = false;
+            }
+            free(line);
+        }
+    }
+    print_summary(&setup.engine, h);
+    llama_sampler_free(sampler);
+    host_destroy(h);
+    eval_close(&setup);
+    return 0;
+}

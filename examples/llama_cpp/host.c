@@ -1,0 +1,479 @@
+/* host.c - drives libtria's policy from llama.cpp's decode loop and frees the cells it gives up. */
+#include "host.h"
+
+#include "controls.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct host {
+    engine *engine;
+    observer *observer;
+    host_params params;
+    tria_layer_view *layers; /* the engine's K tensors */
+    tria_plan *plan;
+    tria_sequence *sequence; /* NULL without eviction */
+    int32_t *cells;          /* [engine->cells] cell of row i */
+    int32_t *identity;       /* [engine->cells] positions while nothing is evicted */
+    int32_t rows;
+    uint64_t random_state;
+    host_stats stats;
+};
+
+static const char *const policy_names[] = {"none", "tria", "random", "recent"};
+
+const char *host_policy_name(int32_t policy)
+{
+    return policy >= 0 && policy <= HOST_POLICY_RECENT ? policy_names[policy] : NULL;
+}
+
+int32_t host_policy_from_name(const char *name)
+{
+    for (int32_t i = 0; i <= HOST_POLICY_RECENT; i++) {
+        if (strcmp(name, policy_names[i]) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* ---- what libtria sees of the engine ---- */
+
+static int32_t dtype_of(const struct ggml_tensor *tensor)
+{
+    switch (tensor->type) {
+    case GGML_TYPE_F32:
+        return TRIA_DTYPE_F32;
+    case GGML_TYPE_F16:
+        return TRIA_DTYPE_F16;
+    case GGML_TYPE_BF16:
+        return TRIA_DTYPE_BF16;
+    default:
+        return -1;
+    }
+}
+
+/* A layer's K tensor as [cell][head][dim], one token per page: page id = cell. */
+static tria_status view_layer(const struct host *h, int32_t layer, tria_error *error)
+{
+    struct ggml_tensor *cache = h->observer->cache[layer];
+    const int32_t dtype = dtype_of(cache);
+    if (dtype < 0) {
+        return fail(error, TRIA_E_UNSUPPORTED,
+                    "layer %d: the K cache is of type %s; this example handles "
+                    "f16, bf16 and f32",
+                    layer, ggml_type_name(cache->type));
+    }
+    const int32_t dim = h->observer->rope[layer].k_head_dim;
+    tria_tensor *k = &h->layers[layer].k;
+    k->base = cache->data;
+    k->size = ggml_nbytes(cache);
+    k->page_stride = (int64_t)cache->nb[1];
+    k->token_stride = (int64_t)cache->nb[1];
+    k->head_stride = (int64_t)cache->nb[0] * dim;
+    k->dtype = dtype;
+    k->dim = dim;
+    return TRIA_OK;
+}
+
+static tria_kv_view view_rows(const struct host *h, int32_t rows)
+{
+    tria_kv_view view = TRIA_KV_VIEW_INIT;
+    view.layers = h->layers;
+    view.n_layers = h->observer->n_layers;
+    view.k_state = TRIA_K_ROTATED;
+    view.page_table = h->cells;
+    view.n_pages = rows;
+    view.tokens_per_page = 1;
+    return view;
+}
+
+/* ---- creation ---- */
+
+static tria_status create_policy(struct host *h, tria_error *error)
+{
+    const host_params *p = &h->params;
+    tria_policy_params policy = TRIA_POLICY_PARAMS_INIT;
+    policy.capacity = h->engine->cells;
+    policy.budget = p->budget;
+    policy.interval = p->interval;
+    policy.n_recent = p->n_recent;
+    policy.n_sink = p->n_sink;
+    policy.mode = p->mode;
+    policy.protect_prefill = p->protect_prefill;
+    policy.in_place = 1; /* the engine frees cells itself */
+    policy.calibration = p->calibration;
+    policy.own_keep_sets = p->policy != HOST_POLICY_TRIA;
+    tria_status status = tria_sequence_create(&policy, p->env, &h->sequence, error);
+    if (status != TRIA_OK || p->policy != HOST_POLICY_TRIA) {
+        return status;
+    }
+
+    for (int32_t layer = 0; layer < h->observer->n_layers; layer++) {
+        status = view_layer(h, layer, error);
+        if (status != TRIA_OK) {
+            return status;
+        }
+    }
+    const tria_kv_view layout = view_rows(h, h->engine->cells);
+    tria_plan_params plan;
+    tria_plan_params_init(&plan);
+    status = tria_policy_to_plan(&policy, &plan, error);
+    if (status != TRIA_OK) {
+        return status;
+    }
+    plan.model = p->model;
+    plan.calibration = p->calibration;
+    plan.layout = &layout;
+    plan.pool_radius = p->pool_radius;
+    plan.n_threads = p->n_threads;
+    return tria_plan_create(&plan, p->env, &h->plan, error);
+}
+
+tria_status host_create(engine *e, observer *o, const host_params *params, host **out, tria_error *error)
+{
+    if (params->policy != HOST_POLICY_NONE && params->mode != TRIA_MODE_UNION &&
+        params->mode != TRIA_MODE_GLOBAL) {
+        return fail(error, TRIA_E_ARGUMENT,
+                    "mode %s: a llama.cpp cell is shared by all layers and heads, use union or global",
+                    tria_mode_name(params->mode));
+    }
+    if (params->policy != HOST_POLICY_NONE && params->budget <= 0) {
+        return fail(error, TRIA_E_ARGUMENT, "policy %s needs a budget above 0 (policy none evicts nothing)",
+                    host_policy_name(params->policy));
+    }
+    struct host *h = calloc(1, sizeof(*h));
+    if (h == NULL) {
+        return fail(error, TRIA_E_MEMORY, "out of memory");
+    }
+    h->engine = e;
+    h->observer = o;
+    h->params = *params;
+    h->random_state = params->seed;
+    h->layers = calloc((size_t)o->n_layers, sizeof(*h->layers));
+    h->cells = calloc((size_t)e->cells, sizeof(*h->cells));
+    h->identity = calloc((size_t)e->cells, sizeof(*h->identity));
+    tria_status status = TRIA_OK;
+    if (h->layers == NULL || h->cells == NULL || h->identity == NULL) {
+        status = fail(error, TRIA_E_MEMORY, "out of memory");
+    } else if (params->policy != HOST_POLICY_NONE) {
+        status = create_policy(h, error);
+    }
+    if (status != TRIA_OK) {
+        host_destroy(h);
+        return status;
+    }
+    for (int32_t i = 0; i < e->cells; i++) {
+        h->identity[i] = i;
+    }
+    observer_clear(o);
+    *out = h;
+    return TRIA_OK;
+}
+
+void host_destroy(host *h)
+{
+    if (h == NULL) {
+        return;
+    }
+    tria_plan_destroy(h->plan);
+    tria_sequence_destroy(h->sequence);
+    free(h->layers);
+    free(h->cells);
+    free(h->identity);
+    free(h);
+}
+
+/* ---- tokens come in ---- */
+
+/* The tokens llama.cpp has just decoded become rows; the observer saw which cells they went to. */
+static tria_status take_rows(struct host *h, int32_t n, tria_error *error)
+{
+    const observer *o = h->observer;
+    if (o->out_of_memory || o->n_cells != n || o->n_positions != n || h->rows + n > h->engine->cells) {
+        return fail(error, TRIA_E_INTERNAL,
+                    "%d tokens were decoded, but %d cells and %d positions were seen", n, o->n_cells,
+                    o->n_positions);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        if (o->positions[i] != h->stats.t + i || o->cells[i] < 0 || o->cells[i] >= h->engine->cells) {
+            return fail(error, TRIA_E_INTERNAL,
+                        "a token was rotated at position %d in cell %d, expected position %lld",
+                        o->positions[i], o->cells[i], (long long)h->stats.t + i);
+        }
+        h->cells[h->rows + i] = o->cells[i];
+    }
+    if (h->sequence != NULL) {
+        const tria_status status = tria_sequence_append(h->sequence, n, error);
+        if (status != TRIA_OK) {
+            return status;
+        }
+    }
+    h->rows += n;
+    h->stats.t += n;
+    if (h->rows > h->stats.peak_rows) {
+        h->stats.peak_rows = h->rows;
+    }
+    return TRIA_OK;
+}
+
+static tria_status decode_some(struct host *h, llama_token *tokens, int32_t n, tria_error *error)
+{
+    observer_clear(h->observer);
+    const double begin = seconds_now();
+    tria_status status = engine_decode(h->engine, tokens, n, error);
+    const double end = seconds_now();
+    if (status != TRIA_OK) {
+        return status;
+    }
+    if (n == 1) {
+        h->stats.decode_seconds += end - begin;
+        h->stats.decoded++;
+    }
+    status = take_rows(h, n, error);
+    h->stats.tria_seconds += seconds_now() - end;
+    return status;
+}
+
+tria_status host_prompt_only(host *h, llama_token *tokens, int32_t n, tria_error *error)
+{
+    const double begin = seconds_now();
+    if (h->sequence != NULL) {
+        const tria_status status = tria_sequence_begin_prefill(h->sequence, n, error);
+        if (status != TRIA_OK) {
+            return status;
+        }
+    }
+    for (int32_t done = 0; done < n;) {
+        const int32_t part = n - done < h->engine->batch ? n - done : h->engine->batch;
+        const tria_status status = decode_some(h, tokens + done, part, error);
+        if (status != TRIA_OK) {
+            return status;
+        }
+        done += part;
+    }
+    h->stats.total_seconds += seconds_now() - begin;
+    return h->sequence != NULL ? tria_sequence_end_prefill(h->sequence, error) : TRIA_OK;
+}
+
+tria_status host_prompt(host *h, llama_token *tokens, int32_t n, tria_error *error)
+{
+    const tria_status status = host_prompt_only(h, tokens, n, error);
+    return status == TRIA_OK ? host_evict_if_due(h, error) : status;
+}
+
+tria_status host_decode(host *h, llama_token token, tria_error *error)
+{
+    const double begin = seconds_now();
+    const tria_status status = decode_some(h, &token, 1, error);
+    h->stats.total_seconds += seconds_now() - begin;
+    return status == TRIA_OK ? host_evict_if_due(h, error) : status;
+}
+
+/* ---- rows go ---- */
+
+static tria_status choose(struct host *h, tria_event *event, tria_keep *keep, tria_error *error)
+{
+    if (h->params.policy == HOST_POLICY_TRIA) {
+        const tria_kv_view view = view_rows(h, h->rows);
+        event->kv = &view;
+        tria_batch batch;
+        tria_batch_init(&batch);
+        batch.events = event;
+        batch.n_events = 1;
+        const tria_status status = tria_plan_select(h->plan, &batch, NULL, keep, error);
+        event->kv = NULL;
+        return status;
+    }
+    const control_rules rules = {h->params.budget, h->params.n_sink, h->params.n_recent,
+                                 h->params.protect_prefill};
+    if (h->params.policy == HOST_POLICY_RANDOM) {
+        control_random(event, &rules, &h->random_state, keep);
+    } else {
+        control_recent(event, &rules, keep);
+    }
+    return tria_sequence_check_keep(h->sequence, keep, error);
+}
+
+/* Frees the cells of the rows between the kept ones and closes ranks in the table of cells. Positions
+ * ascend with the rows, so rows in a run that goes are exactly those in a range of positions. */
+static tria_status free_cells(struct host *h, const int32_t *positions, const tria_keep *keep,
+                              tria_error *error)
+{
+    const int32_t count = keep->counts[0];
+    int32_t row = 0;
+    for (int32_t i = 0; i <= count; i++) {
+        const int32_t next = i < count ? keep->rows[i] : h->rows;
+        if (next > row &&
+            !llama_memory_seq_rm(h->engine->memory, 0, positions[row], positions[next - 1] + 1)) {
+            return fail(error, TRIA_E_INTERNAL, "llama_memory_seq_rm() refused positions %d ... %d",
+                        positions[row], positions[next - 1]);
+        }
+        row = next + 1;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        h->cells[i] = h->cells[keep->rows[i]];
+    }
+    return TRIA_OK;
+}
+
+static tria_status evict(struct host *h, tria_error *error)
+{
+    tria_event event;
+    tria_event_init(&event);
+    tria_keep keep;
+    tria_keep_init(&keep);
+    tria_status status = tria_sequence_event(h->sequence, &event, &keep, error);
+    if (status == TRIA_OK) {
+        status = choose(h, &event, &keep, error);
+    }
+    if (status == TRIA_OK) {
+        status = free_cells(h, event.positions, &keep, error);
+    }
+    const int32_t count = status == TRIA_OK ? keep.counts[0] : h->rows;
+    if (status == TRIA_OK) {
+        status = tria_sequence_commit(h->sequence, &keep, NULL, error);
+    }
+    if (status == TRIA_OK) {
+        h->stats.n_evictions++;
+        h->stats.evicted_rows += h->rows - count;
+        h->rows = count;
+    }
+    return status;
+}
+
+tria_status host_evict_if_due(host *h, tria_error *error)
+{
+    const double begin = seconds_now();
+    if (h->sequence == NULL || tria_sequence_should_compact(h->sequence) != 1) {
+        return TRIA_OK;
+    }
+    host_eviction eviction = {0, h->stats.t, h->rows, 0, 0};
+    const tria_status status = evict(h, error);
+    const double seconds = seconds_now() - begin;
+    h->stats.tria_seconds += seconds;
+    h->stats.total_seconds += seconds;
+    if (status == TRIA_OK && h->params.on_eviction != NULL) {
+        eviction.number = h->stats.n_evictions;
+        eviction.rows_after = h->rows;
+        eviction.seconds = seconds;
+        h->params.on_eviction(h->params.eviction_context, &eviction);
+    }
+    return status;
+}
+
+tria_status host_reset(host *h, uint64_t seed, tria_error *error)
+{
+    llama_memory_clear(h->engine->memory, true);
+    observer_clear(h->observer);
+    h->rows = 0;
+    h->stats.t = 0;
+    h->random_state = seed;
+    return h->sequence != NULL ? tria_sequence_reset(h->sequence, error) : TRIA_OK;
+}
+
+/* ---- questions ---- */
+
+const int32_t *host_positions(host *h, int32_t *n)
+{
+    if (h->sequence != NULL) {
+        return tria_sequence_positions(h->sequence, 0, 0, n);
+    }
+    *n = h->rows;
+    return h->identity;
+}
+
+void host_get_stats(const host *h, host_stats *stats)
+{
+    *stats = h->stats;
+    stats->rows = h->rows;
+}
+
+/* ---- snapshots ---- */
+
+struct host_snapshot {
+    int32_t rows;
+    size_t row_bytes;
+    uint8_t *keys; /* [rows][row_bytes] of the first layer, in row order */
+    size_t size;
+    uint8_t *state; /* llama.cpp's own serialization of the sequence */
+};
+
+static const uint8_t *key_row(const struct host *h, int32_t cell)
+{
+    const struct ggml_tensor *cache = h->observer->cache[h->observer->first_layer];
+    return (const uint8_t *)cache->data + (size_t)cell * cache->nb[1];
+}
+
+tria_status host_save(host *h, host_snapshot **snapshot, tria_error *error)
+{
+    if (h->rows != h->stats.t) {
+        return fail(error, TRIA_E_STATE, "a snapshot must be taken before anything is evicted");
+    }
+    host_snapshot *s = calloc(1, sizeof(*s));
+    if (s == NULL) {
+        return fail(error, TRIA_E_MEMORY, "out of memory");
+    }
+    s->rows = h->rows;
+    s->row_bytes = h->observer->cache[h->observer->first_layer]->nb[1];
+    s->keys = malloc((size_t)s->rows * s->row_bytes + 1);
+    s->size = llama_state_seq_get_size(h->engine->context, 0);
+    s->state = malloc(s->size + 1);
+    if (s->keys == NULL || s->state == NULL) {
+        host_snapshot_destroy(s);
+        return fail(error, TRIA_E_MEMORY, "out of memory for a snapshot of %d rows", h->rows);
+    }
+    for (int32_t row = 0; row < s->rows; row++) {
+        memcpy(s->keys + (size_t)row * s->row_bytes, key_row(h, h->cells[row]), s->row_bytes);
+    }
+    if (llama_state_seq_get_data(h->engine->context, s->state, s->size, 0) != s->size) {
+        host_snapshot_destroy(s);
+        return fail(error, TRIA_E_INTERNAL, "llama.cpp could not save its state");
+    }
+    *snapshot = s;
+    return TRIA_OK;
+}
+
+tria_status host_restore(host *h, const host_snapshot *snapshot, uint64_t seed, tria_error *error)
+{
+    tria_status status = host_reset(h, seed, error);
+    if (status != TRIA_OK) {
+        return status;
+    }
+    if (llama_state_seq_set_data(h->engine->context, snapshot->state, snapshot->size, 0) !=
+        snapshot->size) {
+        return fail(error, TRIA_E_INTERNAL, "llama.cpp could not restore its state");
+    }
+    /* An empty cache is filled from cell 0 on. That is not promised anywhere, so look. */
+    for (int32_t row = 0; row < snapshot->rows; row++) {
+        h->cells[row] = row;
+        if (memcmp(key_row(h, row), snapshot->keys + (size_t)row * snapshot->row_bytes,
+                   snapshot->row_bytes) != 0) {
+            return fail(error, TRIA_E_INTERNAL, "llama.cpp restored row %d into another cell", row);
+        }
+    }
+    if (h->sequence != NULL) {
+        status = tria_sequence_begin_prefill(h->sequence, snapshot->rows, error);
+        if (status == TRIA_OK) {
+            status = tria_sequence_append(h->sequence, snapshot->rows, error);
+        }
+        if (status == TRIA_OK) {
+            status = tria_sequence_end_prefill(h->sequence, error);
+        }
+    }
+    h->rows = snapshot->rows;
+    h->stats.t = snapshot->rows;
+    if (h->rows > h->stats.peak_rows) {
+        h->stats.peak_rows = h->rows;
+    }
+    return status;
+}
+
+void host_snapshot_destroy(host_snapshot *snapshot)
+{
+    if (snapshot != NULL) {
+        free(snapshot->keys);
+        free(snapshot->state);
+        free(snapshot);
+    }
+}
