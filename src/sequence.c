@@ -278,8 +278,8 @@ static void cut_at(tria_sequence *sequence, int32_t position)
     tria_sequence_state *state = &sequence->state;
     state->t = position;
     state->fixed_end = smaller(state->fixed_end, position);
-    if (state->in_flight_begin != TRIA_NO_POSITION) {
-        state->in_flight_begin = smaller(state->in_flight_begin, position);
+    if (state->in_flight_begin >= position) {
+        state->in_flight_begin = TRIA_NO_POSITION; /* all of them are gone */
     }
     if (state->first_evicted >= position) {
         state->first_evicted = TRIA_NO_POSITION; /* what follows is written anew, in order */

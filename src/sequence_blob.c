@@ -368,7 +368,7 @@ static bool state_fits(const tria_sequence *sequence)
         (s->prefill_begin >= 0 && s->prefill_begin <= s->t && s->prefill_length >= 1 &&
          s->prefill_length <= INT32_MAX - s->prefill_begin && s->t - s->prefill_begin <= s->prefill_length);
     const bool in_flight = s->in_flight_begin == TRIA_NO_POSITION ||
-                           (s->in_flight_begin >= s->fixed_end && s->in_flight_begin <= s->t &&
+                           (s->in_flight_begin >= s->fixed_end && s->in_flight_begin < s->t &&
                             s->t - s->in_flight_begin <= sequence->policy.in_flight && !s->in_prefill);
     return s->t >= 0 && s->t <= INT32_MAX && is_flag(s->enabled) && is_flag(s->in_prefill) &&
            s->tail_begin == s->t && s->settled >= 0 && s->settled <= capacity && s->rows_left >= 0 &&

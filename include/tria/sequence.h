@@ -119,7 +119,7 @@ TRIA_API tria_status tria_sequence_begin_prefill(tria_sequence *sequence, int32_
 TRIA_API tria_status tria_sequence_end_prefill(tria_sequence *sequence, tria_error *error);
 
 /* The last n tokens are in flight from now on, later ones too: written but unconfirmed. They never move:
- * should_compact() is 0 and compaction a STATE error until they are confirmed (0) or rolled back. With
+ * should_compact() is 0 and compaction a STATE error until they are confirmed (0) or all rolled back. With
  * `in_place` compaction goes on and keeps them, as long as they are at most n_recent.
  * Errors: CAPACITY above the policy's in_flight, there and in append(). */
 TRIA_API tria_status tria_sequence_set_in_flight(tria_sequence *sequence, int32_t n, tria_error *error);

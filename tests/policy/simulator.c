@@ -193,8 +193,8 @@ tria_status sim_rollback(simulator *sim, int32_t n)
         return TRIA_E_STATE;
     }
     drop_from(sim, sim->t - n);
-    if (sim->flying_from > sim->t) {
-        sim->flying_from = sim->t;
+    if (sim->flying_from >= sim->t) {
+        sim->flying_from = -1;
     }
     return TRIA_OK;
 }

@@ -388,7 +388,7 @@ static uint64_t current_seed;
 static void test_random_sequences(void **state)
 {
     const uint64_t first = option("TRIA_POLICY_SEED", 1);
-    const uint64_t n = option("TRIA_POLICY_SEQUENCES", 20000);
+    const uint64_t n = option("TRIA_POLICY_SEQUENCES", 8000);
     (void)state;
     for (current_seed = first; current_seed < first + n; current_seed++) {
         one_sequence(current_seed);
