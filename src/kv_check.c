@@ -5,7 +5,6 @@
 #include "tria/model.h"
 
 #include <math.h>
-#include <string.h>
 
 tria_status tria_tensor_check(const tria_tensor *tensor, int32_t n_heads, bool is_v, const char *what,
                               tria_error *error)
@@ -179,8 +178,7 @@ bool tria_tensor_same_layout(const tria_tensor *a, const tria_tensor *b)
     tria_tensor_chunks(b, &cb);
     return a->page_stride == b->page_stride && a->token_stride == b->token_stride &&
            a->head_stride == b->head_stride && ca.n == cb.n && ca.bytes == cb.bytes &&
-           ca.stride == cb.stride &&
-           (a->scale_kind != TRIA_SCALE_TENSOR || memcmp(&a->scale, &b->scale, sizeof(a->scale)) == 0) &&
+           ca.stride == cb.stride && (a->scale_kind != TRIA_SCALE_TENSOR || a->scale == b->scale) &&
            (a->scale_kind < TRIA_SCALE_HEAD || a->scale_head_stride == b->scale_head_stride) &&
            (a->scale_kind < TRIA_SCALE_ROW || (a->scale_page_stride == b->scale_page_stride &&
                                                a->scale_token_stride == b->scale_token_stride));

@@ -99,9 +99,14 @@ static float load_e5m2(const unsigned char *p)
     return tria_fp8_e5m2_to_f32(*p);
 }
 
+static int32_t signed_byte(unsigned char byte)
+{
+    return byte < 128 ? byte : byte - 256;
+}
+
 static float load_int8(const unsigned char *p)
 {
-    return (float)(int8_t)*p;
+    return (float)signed_byte(*p);
 }
 
 /* A block is delta * codes + minimum, with integer codes: in double that is exact. */
@@ -137,14 +142,14 @@ static uint32_t load_u32(const unsigned char *p)
 
 static void decode_block(int32_t dtype, const unsigned char *p, decoded_block *block)
 {
-    static const int8_t iq4_nl_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                             1,    13,   25,  38,  53,  69,  89,  113};
+    static const int16_t iq4_nl_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                              1,    13,   25,  38,  53,  69,  89,  113};
     block->delta = load_f16(p);
     block->minimum = 0.0f;
     switch (dtype) {
     case TRIA_DTYPE_Q8_0:
         for (int32_t j = 0; j < BLOCK; j++) {
-            block->codes[j] = (int8_t)p[2 + j];
+            block->codes[j] = signed_byte(p[2 + j]);
         }
         break;
     case TRIA_DTYPE_Q4_0:
