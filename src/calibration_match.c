@@ -200,7 +200,7 @@ static void match_layer_count(matcher *m)
     for (int32_t l = m->model->n_layers; l < m->calibration->n_layers; l++) {
         if (m->calibration->layers[l].n_heads > 0) {
             snprintf(text, sizeof(text),
-                     "the calibration has %d layers, %d heads of them in layer %d, the model %d layers",
+                     "the calibration has %d layers (%d calibrated heads in layer %d), the model %d",
                      m->calibration->n_layers, m->calibration->layers[l].n_heads, l, m->model->n_layers);
             found(m, TRIA_FINDING_FATAL, -1, text);
             return;
@@ -210,14 +210,19 @@ static void match_layer_count(matcher *m)
 
 static void match_attention(matcher *m)
 {
+    char text[TEXT_SIZE];
+    int32_t count = 0;
+    int32_t first = -1;
     for (int32_t l = 0; l < m->model->n_layers && l < m->calibration->n_layers; l++) {
-        char text[TEXT_SIZE];
         if (m->calibration->layers[l].n_heads > 0 && m->model->layers[l].n_q_heads == 0) {
-            snprintf(text, sizeof(text),
-                     "the calibration has %d heads where the model has 0 (no attention)",
-                     m->calibration->layers[l].n_heads);
-            found(m, TRIA_FINDING_FATAL, l, text);
+            first = first < 0 ? l : first;
+            count++;
         }
+    }
+    if (count > 0) {
+        snprintf(text, sizeof(text), "the calibration has %d heads where the model has 0 (no attention)%s",
+                 m->calibration->layers[first].n_heads, count > 1 ? ", and so in other layers" : "");
+        found(m, TRIA_FINDING_FATAL, first, text);
     }
 }
 

@@ -16,4 +16,8 @@ if(TARGET tria_import_static)
         target_compile_definitions(test_calibration_${_topic} PRIVATE TRIA_TEST_IMPORT)
     endforeach()
 endif()
+add_test(NAME cli-calibration
+    COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/cli/calibration.py $<TARGET_FILE:tria_cli>
+            ${CMAKE_CURRENT_SOURCE_DIR}/data ${CMAKE_CURRENT_BINARY_DIR}/cli-calibration
+            $<IF:$<TARGET_EXISTS:tria_import>,with-import,without-import>)
 include(fuzz/fuzz.cmake)
