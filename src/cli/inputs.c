@@ -91,7 +91,7 @@ static int check_usage(const inputs *in, const char *command)
     return CLI_CONTINUE;
 }
 
-/* Fatal findings become the error, notes are `tria inspect`'s. */
+/* Notes are `tria inspect`'s. */
 static void report_finding(void *context, tria_finding_severity severity, int32_t layer, const char *text)
 {
     if (severity == TRIA_FINDING_WARNING) {
@@ -108,11 +108,15 @@ static int load_model_and_calibration(inputs *in)
     if (cli_load_calibration(in->calibration_path, in->model, &in->calibration, &error) != TRIA_OK) {
         return cli_library_error(in->calibration_path, &error);
     }
-    if (in->model != NULL &&
-        tria_calibration_match(in->calibration, in->model, report_finding,
-                               (void *)(uintptr_t)in->calibration_path, &error) != TRIA_OK) {
+    if (in->model == NULL) {
+        return CLI_CONTINUE;
+    }
+    /* Warnings are of interest only when nothing is fatal: a bad input is one line. */
+    if (tria_calibration_match(in->calibration, in->model, NULL, NULL, &error) != TRIA_OK) {
         return cli_library_error(in->calibration_path, &error);
     }
+    tria_calibration_match(in->calibration, in->model, report_finding,
+                           (void *)(uintptr_t)in->calibration_path, &error);
     return CLI_CONTINUE;
 }
 

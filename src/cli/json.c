@@ -4,18 +4,43 @@
 #include <inttypes.h>
 #include <math.h>
 
+/* Bytes of the UTF-8 character at `text`, 0 when there is none. Overlong forms and surrogates do no harm to
+ * JSON. */
+static size_t utf8_length(const char *text)
+{
+    const unsigned char *bytes = (const unsigned char *)text;
+    size_t length = bytes[0] < 0x80   ? 1
+                    : bytes[0] < 0xc2 ? 0
+                    : bytes[0] < 0xe0 ? 2
+                    : bytes[0] < 0xf0 ? 3
+                    : bytes[0] < 0xf5 ? 4
+                                      : 0;
+    for (size_t i = 1; i < length; i++) {
+        if ((bytes[i] & 0xc0) != 0x80) {
+            return 0;
+        }
+    }
+    return length;
+}
+
+/* Names from files may hold anything: what is no UTF-8 becomes '?'. */
 static void write_text(FILE *file, const char *text)
 {
     fputc('"', file);
-    for (const char *c = text; *c != '\0'; c++) {
-        if (*c == '"' || *c == '\\') {
-            fputc('\\', file);
-            fputc(*c, file);
-        } else if ((unsigned char)*c < 0x20) {
-            fprintf(file, "\\u%04x", (unsigned)(unsigned char)*c);
+    while (*text != '\0') {
+        size_t length = utf8_length(text);
+        if (length == 0) {
+            fputc('?', file);
+            length = 1;
+        } else if ((unsigned char)*text < 0x20) {
+            fprintf(file, "\\u%04x", (unsigned)(unsigned char)*text);
         } else {
-            fputc(*c, file);
+            if (*text == '"' || *text == '\\') {
+                fputc('\\', file);
+            }
+            fwrite(text, 1, length, file);
         }
+        text += length;
     }
     fputc('"', file);
 }

@@ -2,7 +2,7 @@
 """Bad inputs of every kind to score, select, compact and backends: the right exit code, one line on stderr that
 names the culprit, nothing written and nothing crashed. Also what must still work: odd but valid inputs.
 
-Usage: bad_inputs.py TRIA DATA_FOLDER SCRATCH_FOLDER
+Usage: bad_inputs.py TRIA DATA_FOLDER SCRATCH_FOLDER with-import|without-import
 """
 
 import json
@@ -13,6 +13,7 @@ import subprocess
 import sys
 
 TRIA, DATA, SCRATCH = sys.argv[1:4]
+WITH_IMPORT = sys.argv[4] == "with-import"
 CASE = os.path.join(DATA, "golden_spec", "protect")  # L 2, Hq 4, Hkv 2, D 16, N 64, t 400
 CALIBRATION = os.path.join(CASE, "calib.tria")
 KEYS = os.path.join(CASE, "K_rot.npy")
@@ -317,7 +318,41 @@ def backends():
     assert json.loads(good(compact(json=True)).stdout)["rows_before"] == 40
 
 
-for part in (command_line, settings_that_cannot_work, npy_files, arrays, keep_sets, backends):
+def models():
+    """Model descriptions: JSON is the import library's. Layers that read another layer's cache have no keys."""
+    path = os.path.join(SCRATCH, "model.json")
+
+    def model(**changes):
+        description = {"name": "test", "n_layers": 3, "n_q_heads": 4, "n_kv_heads": 2, "head_dim": 16,
+                       "rope": {"style": "half", "theta": 10000.0}, "layers": [{}, {}, {"kv_source": 0}]}
+        description.update(changes)
+        with open(path, "w") as file:
+            json.dump(description, file)
+        return path
+
+    if not WITH_IMPORT:
+        bad(1, score(model=model()), "import library")
+        return
+    case = os.path.join(DATA, "golden_spec", "layer_kinds")
+    shared = dict(SELECT, calibration=os.path.join(case, "calib.tria"), keys=os.path.join(case, "K_rot.npy"),
+                  positions=os.path.join(case, "positions.npy"), position=300, budget=20)
+    for mode in ("per-head", "per-layer", "union", "global"):
+        good(replaced(shared, mode=mode, model=model()))
+        with open(OUTPUT, "rb") as got, open(os.path.join(case, "keep_%s.npy" % mode.replace("-", "_")), "rb") as expected:
+            assert got.read() == expected.read(), mode
+    windowed = model(layers=[{}, {"window": 21}, {"kv_source": 0}])
+    bad(1, replaced(shared, model=windowed, mode="per-layer"), "21")
+    bad(1, replaced(shared, model=model(n_q_heads=8)), "8")
+    bad(1, replaced(shared, model=model(head_dim=32)), "32")
+    bad(1, replaced(shared, model=model(layers=[{}, {"kv_source": 0}, {"kv_source": 0}])), "1")
+    bad(1, replaced(shared, model=model(layers=[{}, {}, {"kv_source": 7}])), "7")
+    bad(1, replaced(shared, model=write("model.json", b"{")), "model.json")
+    bad(1, replaced(shared, model=write("model.json", b"[]")), "model.json")
+    bad(1, replaced(shared, model=os.path.join(SCRATCH, "absent.json")), "absent.json")
+    bad(1, replaced(shared, calibration=write("calibration.json", b"{}")), "calibration.json")
+
+
+for part in (models, command_line, settings_that_cannot_work, npy_files, arrays, keep_sets, backends):
     part()
 print("%d checks, %d failed" % (n_checks, failures))
 sys.exit(1 if failures else 0)
