@@ -38,9 +38,10 @@ INLINE vf NAME(load)(const tria_score_span *span, const NAME(tile_rows) * tile, 
         return load_f16(ROWS_AT(element * (int64_t)2));
     case TRIA_SOURCE_BF16:
         return load_bf16(ROWS_AT(element * (int64_t)2));
-    case TRIA_SOURCE_Q8_0:
-        return vf_mul(load_i8(ROWS_AT(element / 32 * (int64_t)34 + 2 + element % 32)),
-                      tile->scales[element / 32][v]);
+    case TRIA_SOURCE_Q8_0: {
+        uint32_t block = (uint32_t)element / 32, offset = block * 34 + 2 + (uint32_t)element % 32;
+        return vf_mul(load_i8(ROWS_AT(offset)), tile->scales[block][v]);
+    }
     case TRIA_SOURCE_INT8:
         return vf_mul(load_i8(ROWS_AT(element)), tile->scales[0][v]);
     case TRIA_SOURCE_FP8:

@@ -33,3 +33,12 @@ if(TRIA_QEMU_AARCH64 AND TRIA_AARCH64_CC AND NOT TRIA_SANITIZE)
     add_test(NAME score-kernels-neon COMMAND ${TRIA_QEMU_AARCH64} ${_binary})
     set_tests_properties(score-kernels-neon PROPERTIES ENVIRONMENT TRIA_TEST_COUNT=60)
 endif()
+
+add_executable(kernels_count kernels_cpu/count.c)
+target_include_directories(kernels_count PRIVATE ${PROJECT_SOURCE_DIR}/src)
+target_link_libraries(kernels_count PRIVATE tria_flags tria_static m)
+if(NOT TRIA_SANITIZE)
+    add_test(NAME kernels-instructions
+        COMMAND ${PROJECT_SOURCE_DIR}/bench/instructions.sh $<TARGET_FILE:kernels_count>)
+    set_tests_properties(kernels-instructions PROPERTIES SKIP_RETURN_CODE 77)
+endif()
