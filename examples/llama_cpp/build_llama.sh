@@ -46,8 +46,10 @@ echo "build_llama: building llama.cpp for the CPU with $jobs jobs (two to four m
 # The source lies inside another project's work tree: keep its version script from asking that tree.
 GIT_CEILING_DIRECTORIES=$(dirname "$source")
 export GIT_CEILING_DIRECTORIES
-cmake -S "$source" -B "$build" -G "$generator" -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$prefix" \
-    -DCMAKE_INSTALL_LIBDIR=lib -DCMAKE_INSTALL_RPATH='$ORIGIN' -DLLAMA_ALL_WARNINGS=OFF -DBUILD_SHARED_LIBS=ON -DLLAMA_BUILD_NUMBER=0 -DLLAMA_BUILD_COMMIT=unknown \
+# shellcheck disable=SC2016 # $ORIGIN is for the dynamic linker
+cmake -S "$source" -B "$build" -G "$generator" -DCMAKE_BUILD_TYPE=Release \
+    -DCMAKE_INSTALL_PREFIX="$prefix" -DCMAKE_INSTALL_LIBDIR=lib -DCMAKE_INSTALL_RPATH='$ORIGIN' \
+    -DBUILD_SHARED_LIBS=ON -DLLAMA_BUILD_NUMBER=0 -DLLAMA_BUILD_COMMIT=unknown -DLLAMA_ALL_WARNINGS=OFF \
     -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
     -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_CURL=OFF \
     -DGGML_NATIVE=ON -DGGML_OPENMP=OFF -DGGML_CCACHE=OFF -DGGML_METAL=OFF -DGGML_BLAS=OFF \
