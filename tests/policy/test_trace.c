@@ -408,6 +408,129 @@ static void test_missing_file(void **state)
     assert_null(trace);
 }
 
+/* Layers of different kinds, int8 rows with scales, signs: everything a plan record must carry. */
+static void test_rich_geometry(void **state)
+{
+    enum { L = 3, HKV = 2, HQ = 4, D = 16, N = 40 };
+    static int8_t keys[L][N][HKV][D];
+    static float scales[L][N][HKV];
+    static int32_t keep_rows[L * HKV * N];
+    static int32_t keep_counts[L * HKV];
+    float signs[D];
+    tria_layer_params layers[L];
+    tria_layer_view views[L];
+    tria_model_params model_params = TRIA_MODEL_PARAMS_INIT;
+    tria_kv_view view = TRIA_KV_VIEW_INIT;
+    tria_model *model;
+    tria_calibration *calibration;
+    tria_plan_params params;
+    tria_plan *plan;
+    tria_event event;
+    tria_keep keep;
+    tria_batch batch;
+    tria_error error;
+    uint32_t random = 99;
+    (void)state;
+    memset(views, 0, sizeof(views));
+    for (int32_t l = 0; l < L; l++) {
+        tria_layer_params_init(&layers[l]);
+        layers[l].n_q_heads = HQ;
+        layers[l].n_kv_heads = HKV;
+        layers[l].head_dim = D;
+        layers[l].rope_style = TRIA_ROPE_INTERLEAVED;
+        layers[l].window = l == 1 ? 8 : 0;
+        layers[l].kv_source = l == 2 ? 0 : -1;
+        for (int32_t i = 0; i < N * HKV * D; i++) {
+            random = random * 1664525U + 1013904223U;
+            (&keys[l][0][0][0])[i] = (int8_t)(random >> 24);
+        }
+        for (int32_t i = 0; i < N * HKV; i++) {
+            (&scales[l][0][0])[i] = 0.001F * (float)(1 + i % 7);
+        }
+        if (l == 2) {
+            continue; /* reads layer 0's cache */
+        }
+        views[l].k = (tria_tensor){.base = keys[l],
+                                   .token_stride = HKV * D,
+                                   .head_stride = D,
+                                   .dtype = TRIA_DTYPE_INT8,
+                                   .dim = D,
+                                   .scale_kind = TRIA_SCALE_ROW,
+                                   .scales = scales[l],
+                                   .scale_token_stride = HKV * (int64_t)sizeof(float),
+                                   .scale_head_stride = sizeof(float)};
+    }
+    for (int32_t d = 0; d < D; d++) {
+        signs[d] = d % 3 == 0 ? -1.0F : 1.0F;
+    }
+    model_params.layers = layers;
+    model_params.n_layers = L;
+    assert_int_equal(tria_model_create(&model_params, NULL, &model, &error), TRIA_OK);
+    assert_int_equal(tria_calibration_create(model, NULL, &calibration, &error), TRIA_OK);
+    for (int32_t l = 0; l < L; l++) {
+        for (int32_t h = 0; h < HQ - l; h++) { /* some heads are not calibrated */
+            float stats[3][D / 2];
+            for (int32_t f = 0; f < D / 2; f++) {
+                random = random * 1664525U + 1013904223U;
+                stats[0][f] = (float)(random >> 8 & 1023U) / 1024.0F - 0.5F;
+                stats[1][f] = (float)(random >> 18 & 1023U) / 1024.0F - 0.5F;
+                stats[2][f] = 1.0F;
+            }
+            const tria_head_stats head = {sizeof(head), stats[0], stats[1], stats[2], NULL, NULL};
+            assert_int_equal(tria_calibration_set_head(calibration, l, h, &head, &error), TRIA_OK);
+        }
+    }
+    view.layers = views;
+    view.n_layers = L;
+    view.k_state = TRIA_K_HADAMARD;
+    view.hadamard_size = 8;
+    view.hadamard_signs = signs;
+    tria_plan_params_init(&params);
+    params.model = model;
+    params.calibration = calibration;
+    params.layout = &view;
+    params.mode = TRIA_MODE_PER_LAYER_PER_HEAD;
+    params.offsets = TRIA_AGGREGATE_MAX;
+    params.budget = 20;
+    params.n_sink = 1;
+    params.n_recent = 4;
+    params.pool_radius = 1;
+    params.max_rows = N;
+    if (tria_plan_create(&params, NULL, &plan, &error) != TRIA_OK) {
+        fail_msg("%s", error.message);
+    }
+    const int32_t pins[1] = {7};
+    tria_event_init(&event);
+    event.kv = &view;
+    event.t = 1000;
+    event.n_rows = N;
+    event.pins = pins;
+    event.n_pins = 1;
+    tria_keep_init(&keep);
+    keep.rows = keep_rows;
+    keep.counts = keep_counts;
+    keep.row_stride = N;
+    tria_batch_init(&batch);
+    batch.events = &event;
+    batch.n_events = 1;
+    if (tria_plan_select(plan, &batch, NULL, &keep, &error) != TRIA_OK) {
+        fail_msg("%s", error.message);
+    }
+    tria_trace *trace = open_trace(TRIA_TRACE_KEYS, 0);
+    if (tria_trace_begin(trace, plan, &event, &keep, &error) != TRIA_OK) {
+        fail_msg("%s", error.message);
+    }
+    assert_int_equal(tria_trace_end(trace, NULL, &error), TRIA_OK);
+    assert_int_equal(tria_trace_close(trace, &error), TRIA_OK);
+    const tria_replay_report report = replayed(NULL);
+    assert_int_equal(report.n_sets, 4);
+    assert_int_equal(report.n_exact, 4);
+    assert_true(report.max_score_error == 0.0);
+    tria_plan_destroy(plan);
+    tria_calibration_destroy(calibration);
+    tria_model_destroy(model);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -422,6 +545,7 @@ int main(void)
         cmocka_unit_test(test_difference_is_named),
         cmocka_unit_test(test_damaged_files_refused),
         cmocka_unit_test(test_missing_file),
+        cmocka_unit_test(test_rich_geometry),
     };
     return cmocka_run_group_tests(tests, make_path, remove_path);
 }
