@@ -119,7 +119,7 @@ tria_status vk_device_info(int32_t index, tria_v1_device_info *info, tria_error 
     }
     if (status == TRIA_OK) {
         VkPhysicalDeviceMemoryProperties memory;
-        vk_identity identity;
+        vk_identity identity = {.is_cpu = false};
         identify(&instance, devices[index], &identity);
         memset(info, 0, sizeof(*info));
         snprintf(info->name, sizeof(info->name), "%.255s", identity.name);
@@ -145,7 +145,7 @@ static tria_status choose(vk_device *device, const tria_device_params *params, t
     int32_t index = 0;
     VK_TRY(usable_devices(&device->instance, devices, &n, error));
     for (int32_t i = 0; i < n; i++) {
-        vk_identity identity;
+        vk_identity identity = {.is_cpu = false};
         const size_t used = strlen(names);
         identify(&device->instance, devices[i], &identity);
         snprintf(names + used, sizeof(names) - used, "%s%.100s%s", used > 0 ? ", " : "", identity.name,

@@ -190,7 +190,8 @@ tria_status vk_event_fill(vk_context *context, vk_sequence *sequence, const tria
         fill_positions(context, event, words, &used);
         if (sequence->scored && plan->lin_count > 0) {
             context->device->host.fold(plan, event->event->t, 1,
-                                       (float *)(words + context->layout.header[PLAN_IN_LIN]));
+                                       (float *)sequence->upload.mapped +
+                                           context->layout.header[PLAN_IN_LIN]);
         }
     }
     sequence->inputs_used = used;

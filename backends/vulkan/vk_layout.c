@@ -267,8 +267,9 @@ static void fill_sets(const vk_layout *layout, const tria_v1_plan *plan, uint32_
 }
 
 void vk_constants_fill(const vk_layout *layout, const tria_v1_plan *plan, const tria_v1_host *host,
-                       uint32_t *words)
+                       void *constants)
 {
+    uint32_t *words = constants;
     memcpy(words, layout->header, sizeof(layout->header));
     fill_slots(layout, plan, words);
     fill_sets(layout, plan, words);
@@ -280,7 +281,7 @@ void vk_constants_fill(const vk_layout *layout, const tria_v1_plan *plan, const 
     }
     for (int32_t l = 0; l < plan->n_layers; l++) {
         if (owns_rotation(plan, l)) {
-            host->rotation_tables(plan, l, (float *)(words + layout->rotation[l]));
+            host->rotation_tables(plan, l, (float *)constants + layout->rotation[l]);
         }
     }
 }

@@ -31,7 +31,7 @@ typedef struct vk_layout {
 tria_status vk_layout_init(vk_layout *layout, const tria_v1_plan *plan, tria_error *error);
 /* Writes the constants. */
 void vk_constants_fill(const vk_layout *layout, const tria_v1_plan *plan, const tria_v1_host *host,
-                       uint32_t *words);
+                       void *constants);
 
 /* Mirrors of the core's rules. */
 bool vk_is_pooled(const tria_v1_plan *plan); /* modes that combine layers */

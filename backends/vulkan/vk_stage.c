@@ -195,7 +195,8 @@ void vk_stage_out(const vk_context *context, vk_sequence *sequence, const tria_v
         if (set < 0) {
             continue;
         }
-        for (int values = 0; values <= values_move(event, layer); values++) {
+        const int n_tensors = values_move(event, layer) ? 2 : 1;
+        for (int values = 0; values < n_tensors; values++) {
             const int32_t count = event->keep->counts[set];
             copy_head(context, sequence, event, s, values, 0, count, true);
             for (int32_t row = count; context->plan->params->zero_tail && row < event->rows[s]; row++) {
