@@ -88,7 +88,8 @@ typedef struct tria_tensor {
     int64_t scale_head_stride;
 } tria_tensor;
 
-/* One layer's tensors. v.base may be NULL when only scoring (or when there is no V, as in MLA). */
+/* One layer's tensors. v.base may be NULL when only scoring or when there is no V. V that lies inside the
+ * rows of K (absorbed MLA) moves with them. Compaction refuses tensors whose rows overlap. */
 typedef struct tria_layer_view {
     tria_tensor k;
     tria_tensor v;

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -183,6 +184,70 @@ static void test_page_tables(void **state)
     assert_int_equal(check_rows(&t, pages, 4, -8, 8, &error), TRIA_E_ARGUMENT);
 }
 
+static int32_t below(uint64_t *seed, int32_t n)
+{
+    *seed = *seed * 6364136223846793005U + 1442695040888963407U;
+    return (int32_t)((*seed >> 33) % (uint64_t)n);
+}
+
+/* Random views, most of them nonsense: what passes can be read to the last byte (the buffer is exactly as
+ * large as stated, so sanitizers see a step outside). */
+static void test_what_passes_stays_inside(void **state)
+{
+    uint64_t seed = 77;
+    int32_t n_passed = 0;
+    (void)state;
+    for (int32_t trial = 0; trial < 20000; trial++) {
+        const size_t size = (size_t)(1 + below(&seed, 3000));
+        unsigned char *bytes = calloc(size, 1);
+        int32_t table[6];
+        const int32_t tokens = 1 + below(&seed, 8);
+        const int32_t n_rows = below(&seed, 30);
+        const int32_t n_pages = below(&seed, 7);
+        const bool paged = below(&seed, 2) == 0;
+        tria_kv_view view = TRIA_KV_VIEW_INIT;
+        tria_layer_view layer;
+        tria_tensor t = {.base = bytes,
+                         .offset = (uint64_t)below(&seed, 200),
+                         .size = size,
+                         .page_stride = below(&seed, 600) - 100,
+                         .token_stride = below(&seed, 100) - 10,
+                         .head_stride = below(&seed, 200) - 20,
+                         .dim_stride = below(&seed, 3) == 0 ? below(&seed, 40) - 4 : 0,
+                         .pack = below(&seed, 3) == 0 ? below(&seed, 9) : 0,
+                         .dtype = below(&seed, TRIA_DTYPE_COUNT),
+                         .dim = 1 + below(&seed, 64)};
+        assert_non_null(bytes);
+        if (t.dtype == TRIA_DTYPE_INT8) {
+            t.scale_kind = TRIA_SCALE_TENSOR;
+            t.scale = 0.5F;
+        } else if (t.dtype >= TRIA_DTYPE_Q8_0 && below(&seed, 4) != 0) {
+            t.dim = 32 * (1 + below(&seed, 2));
+            t.dim_stride = 0;
+            t.pack = 0;
+        }
+        for (int32_t i = 0; i < 6; i++) {
+            table[i] = below(&seed, 9) - 1;
+        }
+        memset(&layer, 0, sizeof(layer));
+        view.page_table = paged ? table : NULL;
+        view.n_pages = n_pages < 6 ? n_pages : 6;
+        view.tokens_per_page = tokens;
+        if (tria_tensor_check(&t, 2, false, "K", NULL) == TRIA_OK &&
+            tria_tensor_check_rows(&t, &view, &layer, 2, n_rows, "K", NULL) == TRIA_OK) {
+            for (int32_t i = 0; i < 2 * n_rows; i++) {
+                double row[64];
+                tria_rows rows;
+                tria_rows_init(&rows, &view, &layer, &t, i % 2);
+                tria_rows_decode_f64(&rows, i / 2, t.dim, row);
+            }
+            n_passed += n_rows > 0;
+        }
+        free(bytes);
+    }
+    assert_true(n_passed > 500); /* or the test shows nothing */
+}
+
 /* A layer's own table goes before the view's. */
 static void test_own_page_table(void **state)
 {
@@ -233,9 +298,13 @@ static void test_same_layout(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_geometry),       cmocka_unit_test(test_extent),
-        cmocka_unit_test(test_page_tables),    cmocka_unit_test(test_overflowing_strides),
-        cmocka_unit_test(test_own_page_table), cmocka_unit_test(test_same_layout),
+        cmocka_unit_test(test_geometry),
+        cmocka_unit_test(test_extent),
+        cmocka_unit_test(test_page_tables),
+        cmocka_unit_test(test_overflowing_strides),
+        cmocka_unit_test(test_own_page_table),
+        cmocka_unit_test(test_same_layout),
+        cmocka_unit_test(test_what_passes_stays_inside),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
