@@ -50,7 +50,8 @@ float tria_fp8_e5m2_to_f32(uint8_t bits);
 void tria_hadamard_undo_f32(float *row, int32_t dim, int32_t size, const float *signs);
 void tria_hadamard_undo_f64(double *row, int32_t dim, int32_t size, const float *signs);
 
-/* The elements of a row as `n` runs of `bytes` consecutive bytes, `stride` bytes apart; as few as can be. */
+/* The elements of a row as `n` runs of `bytes` consecutive bytes, `stride` bytes apart; as few as can be.
+ */
 typedef struct tria_chunks {
     int32_t n;
     int32_t bytes;

@@ -333,7 +333,8 @@ static tria_status resolve_sets(tria_resolved *r, tria_error *error)
         if (layer->n_kv_heads == 0 || (pooled && !layer->takes_part)) {
             continue;
         }
-        any_calibrated = any_calibrated || calibrated > 0 || (r->params.all_reduce != NULL && others_calibrated(r));
+        any_calibrated =
+            any_calibrated || calibrated > 0 || (r->params.all_reduce != NULL && others_calibrated(r));
         if (mode == TRIA_MODE_PER_HEAD && heads >= 0 && heads != layer->n_kv_heads) {
             return tria_fail(error, TRIA_E_ARGUMENT,
                              "plan: per-head needs equal KV head counts: layer %d has %d, layer %d has %d",

@@ -57,7 +57,7 @@ struct Layer {
     Tensor v;
     Tensor scored; /* the part of K that is scored: without padding */
     Shape shape;
-    int32_t dim; /* stored, with padding */
+    int32_t dim;           /* stored, with padding */
     int32_t element_bytes; /* 0 for block types */
     int32_t pack;
     int32_t first_kv;
@@ -66,8 +66,8 @@ struct Layer {
     int32_t by_position;
     int32_t phase_layer;
     int64_t dim_stride;
-    int64_t phases;     /* doubles, into an event's phases; of the first layer with these frequencies */
-    int64_t rotations;  /* floats, into the rotation tables (raw keys) */
+    int64_t phases;      /* doubles, into an event's phases; of the first layer with these frequencies */
+    int64_t rotations;   /* floats, into the rotation tables (raw keys) */
     int64_t frequencies; /* into inv_freq and freq_scale_sq */
     double weight;
 };
@@ -86,18 +86,18 @@ struct Kv {
 };
 
 struct Set {
-    int32_t slot;      /* the first KV slot, whose rows and positions stand for all */
-    int32_t first;     /* its slots, into Plan::set_slots */
+    int32_t slot;  /* the first KV slot, whose rows and positions stand for all */
+    int32_t first; /* its slots, into Plan::set_slots */
     int32_t n_slots;
-    int32_t borrows;   /* no calibrated query head of its own */
-    int32_t scope;     /* whose scores are borrowed: entry of `differs` */
+    int32_t borrows; /* no calibrated query head of its own */
+    int32_t scope;   /* whose scores are borrowed: entry of `differs` */
     int32_t by_position;
 };
 
 struct Chunk {
-    int64_t lin; /* floats, into an event's lin: [pass][pair][2][columns] */
-    int64_t mag; /* floats, into Plan::mag: [pair][columns] */
-    int64_t content; /* floats, into Plan::content: [content dim][columns]; -1: none */
+    int64_t lin;            /* floats, into an event's lin: [pass][pair][2][columns] */
+    int64_t mag;            /* floats, into Plan::mag: [pair][columns] */
+    int64_t content;        /* floats, into Plan::content: [content dim][columns]; -1: none */
     int32_t query[columns]; /* query slots, -1: unused column */
     int32_t has_content[columns];
     int32_t layer; /* whose keys are scored */
@@ -133,7 +133,7 @@ struct Plan {
     int32_t n_chunks;
     int32_t n_queries;
     int32_t n_offsets;
-    int32_t n_passes; /* of `columns` offsets; 1 with agg = mean */
+    int32_t n_passes;    /* of `columns` offsets; 1 with agg = mean */
     int32_t offsets_max; /* agg = max */
     int32_t disable_trig;
     int32_t k_state;
@@ -163,7 +163,7 @@ struct EventLayer {
     unsigned char *v_scales;
     const int32_t *page_table;
     const unsigned char *page_shared; /* NULL, or pages that must not be zeroed */
-    int32_t k_width; /* widest access that is aligned */
+    int32_t k_width;                  /* widest access that is aligned */
     int32_t v_width;
 };
 
@@ -202,8 +202,8 @@ struct Event {
     const int32_t *budgets; /* [n_sets] */
     const EventLayer *layers;
     const uint8_t *owns_positions; /* [n_kv] 1: this slot moves its position table */
-    int32_t *rows_after; /* [n_kv], or NULL */
-    int32_t *moves;      /* [capacity][4], or NULL */
+    int32_t *rows_after;           /* [n_kv], or NULL */
+    int32_t *moves;                /* [capacity][4], or NULL */
     int64_t moves_capacity;
     int32_t *n_moves; /* or NULL */
     int32_t *keep_rows;
@@ -219,16 +219,16 @@ struct Event {
     float *pooled;
     float *reduce_counts;
     Partial *partials;
-    Normal *normals;    /* [n_queries] */
-    Normal *kv_normals; /* [n_kv] */
-    uint32_t *protect; /* [n_kv][row_words] */
-    uint32_t *bad_rows; /* [row_words] non-finite scores */
-    int32_t *n_protected; /* [n_kv] */
+    Normal *normals;        /* [n_queries] */
+    Normal *kv_normals;     /* [n_kv] */
+    uint32_t *protect;      /* [n_kv][row_words] */
+    uint32_t *bad_rows;     /* [row_words] non-finite scores */
+    int32_t *n_protected;   /* [n_kv] */
     int32_t *n_prompt_rows; /* [n_kv] */
-    uint32_t *keys_seen; /* [n_kv] see report_keys() */
-    uint32_t *unordered; /* [n_kv] positions do not ascend */
-    uint32_t *differs; /* [n_layers + 1] */
-    int32_t *move_begin; /* [n_kv + 1] */
+    uint32_t *keys_seen;    /* [n_kv] see report_keys() */
+    uint32_t *unordered;    /* [n_kv] positions do not ascend */
+    uint32_t *differs;      /* [n_layers + 1] */
+    int32_t *move_begin;    /* [n_kv + 1] */
     int32_t n_prompts;
     int32_t reserved;
 };

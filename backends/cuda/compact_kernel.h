@@ -75,7 +75,8 @@ PORT_DEVICE Gather gather_of(const Plan &plan, const Event &event, const Kv &kv,
     int high = gather.count;
     while (low < high) {
         const int middle = (low + high) / 2;
-        const bool stays = gather.fill_holes ? gather.keep[middle] < gather.count : gather.keep[middle] == middle;
+        const bool stays =
+            gather.fill_holes ? gather.keep[middle] < gather.count : gather.keep[middle] == middle;
         if (stays) {
             low = middle + 1;
         } else {
@@ -108,7 +109,8 @@ struct Lane {
 };
 
 /* False: there is nothing of this kind. */
-PORT_DEVICE bool lane_of(const Plan &plan, const Event &event, const Kv &kv, int kind, bool owns_positions, Lane *lane)
+PORT_DEVICE bool lane_of(const Plan &plan, const Event &event, const Kv &kv, int kind, bool owns_positions,
+                         Lane *lane)
 {
     const Layer *layer = plan.layers + kv.layer;
     const EventLayer where = port_global(event.layers)[kv.layer];
@@ -125,7 +127,8 @@ PORT_DEVICE bool lane_of(const Plan &plan, const Event &event, const Kv &kv, int
         if (!owns_positions || event.positions == nullptr) {
             return false;
         }
-        lane->base = port_global((unsigned char *)(event.positions + (kv.layer * event.layer_stride + kv.head * event.head_stride)));
+        lane->base = port_global((unsigned char *)(event.positions + (kv.layer * event.layer_stride +
+                                                                      kv.head * event.head_stride)));
         lane->page_table = nullptr;
         lane->page_stride = 0;
         lane->token_stride = 4;
@@ -159,7 +162,8 @@ static constexpr int move_words = 4; /* per thread and batch */
 
 /* Moves `n_words` words from `first_word` on of every row, in order. */
 template <class V>
-PORT_DEVICE void move_stable(const Plan &plan, const Lane &lane, const Gather &gather, int first_word, int n_words)
+PORT_DEVICE void move_stable(const Plan &plan, const Lane &lane, const Gather &gather, int first_word,
+                             int n_words)
 {
     const int n_moves = gather.n_moves();
     const int batch = port_threads() * move_words / n_words;
@@ -173,7 +177,8 @@ PORT_DEVICE void move_stable(const Plan &plan, const Lane &lane, const Gather &g
                 const int move = done + (lane.rows_first ? i % n_rows : i / n_words);
                 const int word = first_word + (lane.rows_first ? i / n_rows : i % n_words);
                 const int from = gather.source(move);
-                words[u] = port_load<V>(lane.base, lane.offset(plan, from < gather.n ? from : 0, word, (int)sizeof(V)));
+                words[u] = port_load<V>(
+                    lane.base, lane.offset(plan, from < gather.n ? from : 0, word, (int)sizeof(V)));
             }
         }
         port_barrier();
@@ -183,19 +188,22 @@ PORT_DEVICE void move_stable(const Plan &plan, const Lane &lane, const Gather &g
             if (i < n_rows * n_words) {
                 const int move = done + (lane.rows_first ? i % n_rows : i / n_words);
                 const int word = first_word + (lane.rows_first ? i / n_rows : i % n_words);
-                port_store<V>(lane.base, lane.offset(plan, gather.target(move), word, (int)sizeof(V)), words[u]);
+                port_store<V>(lane.base, lane.offset(plan, gather.target(move), word, (int)sizeof(V)),
+                              words[u]);
             }
         }
     }
 }
 
 template <class V>
-PORT_DEVICE void move_any_order(const Plan &plan, const Lane &lane, const Gather &gather, int piece, int n_pieces)
+PORT_DEVICE void move_any_order(const Plan &plan, const Lane &lane, const Gather &gather, int piece,
+                                int n_pieces)
 {
     const int n_words = lane.run_bytes / (int)sizeof(V) * lane.n_runs;
     const int n_moves = gather.n_moves();
     const int64_t total = (int64_t)n_moves * n_words;
-    for (int64_t i = (int64_t)piece * port_threads() + port_thread(); i < total; i += (int64_t)n_pieces * port_threads()) {
+    for (int64_t i = (int64_t)piece * port_threads() + port_thread(); i < total;
+         i += (int64_t)n_pieces * port_threads()) {
         const int move = (int)(lane.rows_first ? i % n_moves : i / n_words);
         const int word = (int)(lane.rows_first ? i / n_moves : i % n_words);
         const int from = gather.source(move);
@@ -207,7 +215,8 @@ PORT_DEVICE void move_any_order(const Plan &plan, const Lane &lane, const Gather
 }
 
 template <class V>
-PORT_DEVICE void move_lane(const Plan &plan, const Lane &lane, const Gather &gather, int piece, int n_pieces)
+PORT_DEVICE void move_lane(const Plan &plan, const Lane &lane, const Gather &gather, int piece,
+                           int n_pieces)
 {
     if (gather.fill_holes) {
         move_any_order<V>(plan, lane, gather, piece, n_pieces);
@@ -231,8 +240,8 @@ PORT_KERNEL(block_threads) move_kernel(CompactArgs args)
     const Kv kv = port_global(plan.kvs)[slot];
     const Gather gather = gather_of(plan, event, kv, slot);
     Lane lane;
-    if (gather.n_moves() == 0 ||
-        !lane_of(plan, event, kv, port_block_y() % LANE_KINDS, port_global(event.owns_positions)[slot] != 0, &lane)) {
+    if (gather.n_moves() == 0 || !lane_of(plan, event, kv, port_block_y() % LANE_KINDS,
+                                          port_global(event.owns_positions)[slot] != 0, &lane)) {
         return;
     }
     switch (lane.width) {
@@ -254,15 +263,17 @@ PORT_KERNEL(block_threads) move_kernel(CompactArgs args)
     }
 }
 
-/* Zeroes the rows from the new length on, but no page that is shared: those are no longer this sequence's. */
+/* Zeroes the rows from the new length on, but no page that is shared: those are no longer this sequence's.
+ */
 template <class V>
-PORT_DEVICE void zero_lane(const Plan &plan, const Lane &lane, const Gather &gather, const unsigned char *shared,
-                           int piece, int n_pieces)
+PORT_DEVICE void zero_lane(const Plan &plan, const Lane &lane, const Gather &gather,
+                           const unsigned char *shared, int piece, int n_pieces)
 {
     const int n_words = lane.run_bytes / (int)sizeof(V) * lane.n_runs;
     const int n_rows = gather.n - gather.count;
     const int64_t total = (int64_t)n_rows * n_words;
-    for (int64_t i = (int64_t)piece * port_threads() + port_thread(); i < total; i += (int64_t)n_pieces * port_threads()) {
+    for (int64_t i = (int64_t)piece * port_threads() + port_thread(); i < total;
+         i += (int64_t)n_pieces * port_threads()) {
         const int row = gather.count + (int)(lane.rows_first ? i % n_rows : i / n_words);
         const int word = (int)(lane.rows_first ? i / n_rows : i % n_words);
         if (shared == nullptr || port_global(shared)[row / plan.tokens_per_page] == 0) {
@@ -336,8 +347,8 @@ PORT_KERNEL(block_threads) count_moves_kernel(Call call)
     }
 }
 
-/* Writes the moves: layer, KV head, from, to. Those beyond the capacity are left out, n_moves tells. Blocks:
- * (pieces, slots, events). */
+/* Writes the moves: layer, KV head, from, to. Those beyond the capacity are left out, n_moves tells.
+ * Blocks: (pieces, slots, events). */
 PORT_KERNEL(block_threads) list_moves_kernel(Call call)
 {
     const Plan &plan = call.plan;
@@ -361,7 +372,8 @@ PORT_KERNEL(block_threads) list_moves_kernel(Call call)
     }
 }
 
-/* The rows that are left, last of all: it overwrites what the other kernels read. Blocks: (slots, events). */
+/* The rows that are left, last of all: it overwrites what the other kernels read. Blocks: (slots, events).
+ */
 PORT_KERNEL(block_threads) rows_after_kernel(Call call)
 {
     const Plan &plan = call.plan;

@@ -18,7 +18,8 @@ struct Device {
 };
 
 /* Fills *error (may be NULL) and returns `code`. */
-tria_status fail(tria_error *error, tria_status code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+tria_status fail(tria_error *error, tria_status code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 /* TRIA_OK, or the status that stands for a failed runtime call, `what` saying which. */
 tria_status check(cudaError_t result, const char *what, tria_error *error);
 
@@ -92,16 +93,16 @@ struct Context {
 
     /* the plan, here and on the device */
     Plan plan;
-    unsigned char *statics;        /* device */
-    const uint8_t *owner_tables;   /* device: [4][n_kv] who moves position tables, by which strides are 0 */
+    unsigned char *statics;      /* device */
+    const uint8_t *owner_tables; /* device: [4][n_kv] who moves position tables, by which strides are 0 */
     const int32_t *protect_slots[2]; /* device: first slots of sets; all slots */
     int n_protect_slots[2];
     ScoreLaunch launches[max_score_launches];
     int n_launches;
-    Extent extent; /* max_rows and n_events are the call's */
-    int32_t *set_slots;   /* [n_sets] host: first slot */
-    uint8_t *set_reduces; /* [n_sets] host: combined with other ranks */
-    bool borrows; /* some set does */
+    Extent extent;           /* max_rows and n_events are the call's */
+    int32_t *set_slots;      /* [n_sets] host: first slot */
+    uint8_t *set_reduces;    /* [n_sets] host: combined with other ranks */
+    bool borrows;            /* some set does */
     bool positions_compared; /* modes that combine slots */
     int max_page_entries;
     int n_page_tables; /* per event */
@@ -147,8 +148,10 @@ struct Context {
     StagedRange *staged;
     int n_staged;
     int max_staged;
-    const unsigned char **staged_first; /* [max_staged] the first byte of a tensor that is staged, by place */
-    const void **known_bases; /* [max_sequences][n_layers][2] pointers the device can reach: asked about once */
+    const unsigned char *
+        *staged_first; /* [max_staged] the first byte of a tensor that is staged, by place */
+    const void *
+        *known_bases; /* [max_sequences][n_layers][2] pointers the device can reach: asked about once */
 };
 
 /* describe.cpp: geometry of the plan for the kernels. With blob->here NULL it measures. */
@@ -164,9 +167,12 @@ tria_status check_supported(const tria_v1_plan *plan, tria_error *error);
 void shape_context(Context *context, const tria_v1_plan *plan);
 
 /* stages.cpp */
-tria_status run_score(Context *context, const tria_v1_event *events, int n_events, void *stream, tria_error *error);
-tria_status run_select(Context *context, const tria_v1_event *events, int n_events, void *stream, tria_error *error);
-tria_status run_compact(Context *context, const tria_v1_event *events, int n_events, void *stream, tria_error *error);
+tria_status run_score(Context *context, const tria_v1_event *events, int n_events, void *stream,
+                      tria_error *error);
+tria_status run_select(Context *context, const tria_v1_event *events, int n_events, void *stream,
+                       tria_error *error);
+tria_status run_compact(Context *context, const tria_v1_event *events, int n_events, void *stream,
+                        tria_error *error);
 
 /* control.cpp: the events of a call on the device. */
 struct Control {
@@ -179,14 +185,15 @@ struct Control {
 /* Rows of a slot as far as the host knows: N, or a bound; and the most of any slot. */
 int host_rows(const tria_v1_event *event, int slot);
 int most_rows(const tria_v1_plan *plan, const tria_v1_event *event);
-/* Begins a call: finds its stream, stages host K and V, and queues the upload of what describes the events. */
-tria_status begin_call(Context *context, Stage stage, const tria_v1_event *events, int n_events, void *stream,
-                       Control *control, tria_error *error);
+/* Begins a call: finds its stream, stages host K and V, and queues the upload of what describes the events.
+ */
+tria_status begin_call(Context *context, Stage stage, const tria_v1_event *events, int n_events,
+                       void *stream, Control *control, tria_error *error);
 size_t control_bytes(const Context *context);
 size_t position_count(const Context *context);
 /* Queues the copy of host positions to the workspace. */
-tria_status upload_positions(Context *context, const tria_v1_event *events, int n_events, const Control *control,
-                             tria_error *error);
+tria_status upload_positions(Context *context, const tria_v1_event *events, int n_events,
+                             const Control *control, tria_error *error);
 /* Whether the event's work in `stage` has any effect. */
 bool is_idle(const Context *context, Stage stage, const tria_v1_event *event);
 /* A field of the event's device tables, NULL when it is not given. */
@@ -195,8 +202,8 @@ void *device_table(const tria_v1_event *event, size_t field);
 
 /* staging.cpp: K and V in ordinary host memory. */
 /* Finds them and queues the copies. */
-tria_status stage_event_memory(Context *context, const tria_v1_event *events, int n_events, cudaStream_t stream,
-                               bool capturing, tria_error *error);
+tria_status stage_event_memory(Context *context, const tria_v1_event *events, int n_events,
+                               cudaStream_t stream, bool capturing, tria_error *error);
 /* The device's address of what lies `offset` bytes behind a pointer of a view; `place` counts 4 per (event,
  * layer): K, its scales, V, its scales. */
 unsigned char *staged_address(const Context *context, int place, const void *pointer, uint64_t offset);

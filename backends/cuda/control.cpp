@@ -61,13 +61,15 @@ static int max_heads(const tria_v1_plan *v1)
 /* Position tables of one event in the workspace: [n_layers][max_heads][max_rows]. */
 size_t position_count(const Context *context)
 {
-    return times(times((size_t)context->v1->n_layers, (size_t)max_heads(context->v1)), (size_t)context->v1->max_rows);
+    return times(times((size_t)context->v1->n_layers, (size_t)max_heads(context->v1)),
+                 (size_t)context->v1->max_rows);
 }
 
 size_t control_bytes(const Context *context)
 {
     const tria_v1_plan *v1 = context->v1;
-    const size_t tables = (size_t)context->n_page_tables * ((size_t)context->max_page_entries * sizeof(int32_t) + 16);
+    const size_t tables =
+        (size_t)context->n_page_tables * ((size_t)context->max_page_entries * sizeof(int32_t) + 16);
     const size_t per_event = sizeof(Event) + (size_t)v1->n_layers * sizeof(EventLayer) + sizeof(int64_t) +
                              sizeof(int32_t) * ((size_t)v1->n_kv + (size_t)v1->n_sets + 2 * max_prompts) +
                              sizeof(uint32_t) * (size_t)context->plan.row_words + tables +
@@ -92,8 +94,8 @@ static bool v_in_k(const tria_tensor *k, const tria_tensor *v)
     describe_tensor(v, v->dim, &vt);
     const uintptr_t k_begin = (uintptr_t)k->base + k->offset;
     const uintptr_t v_begin = (uintptr_t)v->base + v->offset;
-    return kt.n_runs == 1 && vt.n_runs == 1 && k->page_stride == v->page_stride && k->token_stride == v->token_stride &&
-           k->head_stride == v->head_stride && v_begin >= k_begin &&
+    return kt.n_runs == 1 && vt.n_runs == 1 && k->page_stride == v->page_stride &&
+           k->token_stride == v->token_stride && k->head_stride == v->head_stride && v_begin >= k_begin &&
            v_begin + (uintptr_t)vt.run_bytes <= k_begin + (uintptr_t)kt.run_bytes;
 }
 
@@ -114,7 +116,8 @@ struct CopiedTable {
     const int32_t *device;
 };
 
-static tria_status fill_layers(Context *context, const tria_v1_event *event, int index, EventLayer *layers, Blob *blob, tria_error *error)
+static tria_status fill_layers(Context *context, const tria_v1_event *event, int index, EventLayer *layers,
+                               Blob *blob, tria_error *error)
 {
     const tria_v1_plan *v1 = context->v1;
     const tria_kv_view *view = event->event->kv;
@@ -142,8 +145,8 @@ static tria_status fill_layers(Context *context, const tria_v1_event *event, int
         to->k_scales = staged_address(context, place + 1, from->k.scales, from->k.scales_offset);
         to->k_width = aligned_width(&from->k, from->k.dim, to->k);
         if (to->k_width < alignment_of(from->k.dtype)) {
-            return fail(error, TRIA_E_ARGUMENT, "layer %d K: the address is no multiple of %d bytes", layer->model_layer,
-                        alignment_of(from->k.dtype));
+            return fail(error, TRIA_E_ARGUMENT, "layer %d K: the address is no multiple of %d bytes",
+                        layer->model_layer, alignment_of(from->k.dtype));
         }
         /* rows that are scored end before the padding, which may be narrower than the whole row */
         to->k_width = std::min(to->k_width, aligned_width(&from->k, layer->head_dim, to->k));
@@ -172,7 +175,8 @@ static tria_status fill_layers(Context *context, const tria_v1_event *event, int
     return TRIA_OK;
 }
 
-static uint32_t *fill_pins(const Context *context, const tria_event *event, Blob *blob, const uint32_t **on_device)
+static uint32_t *fill_pins(const Context *context, const tria_event *event, Blob *blob,
+                           const uint32_t **on_device)
 {
     uint32_t *mask = blob->take<uint32_t>((size_t)context->plan.row_words, on_device);
     memset(mask, 0, sizeof(uint32_t) * (size_t)context->plan.row_words);
@@ -213,8 +217,8 @@ static void point_to_workspace(const Context *context, int index, Event *out)
     out->bad_rows = (uint32_t *)counters + 4 * plan.n_kv + plan.n_layers + 1;
 }
 
-static tria_status fill_event(Context *context, Stage stage, const tria_v1_event *event, int index, Event *out, Blob *blob,
-                              tria_error *error)
+static tria_status fill_event(Context *context, Stage stage, const tria_v1_event *event, int index,
+                              Event *out, Blob *blob, tria_error *error)
 {
     const tria_v1_plan *v1 = context->v1;
     const tria_event *e = event->event;
@@ -234,8 +238,9 @@ static tria_status fill_event(Context *context, Stage stage, const tria_v1_event
         }
     }
     out->positions = (int32_t *)TRIA_DEVICE_TABLE(event, positions);
-    out->owns_positions = context->owner_tables +
-                          ((e->positions_layer_stride == 0 ? 1 : 0) + (e->positions_head_stride == 0 ? 2 : 0)) * v1->n_kv;
+    out->owns_positions =
+        context->owner_tables +
+        ((e->positions_layer_stride == 0 ? 1 : 0) + (e->positions_head_stride == 0 ? 2 : 0)) * v1->n_kv;
     out->layer_stride = e->positions_layer_stride;
     out->head_stride = e->positions_head_stride;
     if (out->positions == NULL && e->positions != NULL && stage != STAGE_COMPACT) {
@@ -247,8 +252,9 @@ static tria_status fill_event(Context *context, Stage stage, const tria_v1_event
     out->n_prompts = e->n_prompts;
     if (out->prompts == NULL && e->n_prompts > 0) {
         if (e->n_prompts > max_prompts) {
-            return fail(error, TRIA_E_CAPACITY, "event %d: %d prompts, at most %d are taken from host memory", index,
-                        e->n_prompts, max_prompts);
+            return fail(error, TRIA_E_CAPACITY,
+                        "event %d: %d prompts, at most %d are taken from host memory", index, e->n_prompts,
+                        max_prompts);
         }
         int32_t *prompts = blob->take<int32_t>(2 * (size_t)e->n_prompts, &out->prompts);
         for (int i = 0; i < e->n_prompts; i++) {
@@ -281,7 +287,8 @@ static tria_status fill_event(Context *context, Stage stage, const tria_v1_event
 }
 
 /* The next slot that no upload still reads; the graph's own while capturing. */
-static tria_status control_slot(Context *context, Stage stage, bool capturing, ControlSlot **out, tria_error *error)
+static tria_status control_slot(Context *context, Stage stage, bool capturing, ControlSlot **out,
+                                tria_error *error)
 {
     if (capturing) {
         *out = &context->control[n_ring_slots + stage];
@@ -297,8 +304,8 @@ static tria_status control_slot(Context *context, Stage stage, bool capturing, C
     return TRIA_OK;
 }
 
-tria_status begin_call(Context *context, Stage stage, const tria_v1_event *events, int n_events, void *stream,
-                       Control *control, tria_error *error)
+tria_status begin_call(Context *context, Stage stage, const tria_v1_event *events, int n_events,
+                       void *stream, Control *control, tria_error *error)
 {
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     ControlSlot *slot;
@@ -321,7 +328,8 @@ tria_status begin_call(Context *context, Stage stage, const tria_v1_event *event
         control->extent.max_rows = std::max(control->extent.max_rows, most_rows(context->v1, &events[i]));
         TRIA_GPU_TRY(fill_event(context, stage, &events[i], i, &described[i], &blob, error));
     }
-    TRIA_GPU_TRY(check(cudaMemcpyAsync(context->control_device, slot->pinned, blob.used, cudaMemcpyHostToDevice, control->stream),
+    TRIA_GPU_TRY(check(cudaMemcpyAsync(context->control_device, slot->pinned, blob.used,
+                                       cudaMemcpyHostToDevice, control->stream),
                        "uploading the events", error));
     if (!control->capturing) {
         TRIA_GPU_TRY(check(cudaEventRecord(slot->uploaded, control->stream), "recording an event", error));
@@ -330,8 +338,8 @@ tria_status begin_call(Context *context, Stage stage, const tria_v1_event *event
     return TRIA_OK;
 }
 
-tria_status upload_positions(Context *context, const tria_v1_event *events, int n_events, const Control *control,
-                             tria_error *error)
+tria_status upload_positions(Context *context, const tria_v1_event *events, int n_events,
+                             const Control *control, tria_error *error)
 {
     const tria_v1_plan *v1 = context->v1;
     for (int i = 0; i < n_events; i++) {
@@ -352,9 +360,11 @@ tria_status upload_positions(Context *context, const tria_v1_event *events, int 
                 longest = same ? std::max(longest, host_rows(&events[i], other)) : longest;
             }
             if (first && longest > 0) {
-                const int32_t *from = e->positions + layer * e->positions_layer_stride + head * e->positions_head_stride;
+                const int32_t *from =
+                    e->positions + layer * e->positions_layer_stride + head * e->positions_head_stride;
                 TRIA_GPU_TRY(check(cudaMemcpyAsync(to + (layer * max_heads(v1) + head) * v1->max_rows, from,
-                                                   sizeof(int32_t) * (size_t)longest, cudaMemcpyHostToDevice, control->stream),
+                                                   sizeof(int32_t) * (size_t)longest,
+                                                   cudaMemcpyHostToDevice, control->stream),
                                    "uploading positions", error));
             }
         }

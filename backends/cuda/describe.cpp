@@ -81,8 +81,9 @@ int alignment_of(int32_t dtype)
 
 int width_of(const Tensor &tensor)
 {
-    const uint64_t all = (uint64_t)tensor.page_stride | (uint64_t)tensor.token_stride | (uint64_t)tensor.head_stride |
-                         (uint64_t)tensor.run_stride | (uint64_t)tensor.run_bytes;
+    const uint64_t all = (uint64_t)tensor.page_stride | (uint64_t)tensor.token_stride |
+                         (uint64_t)tensor.head_stride | (uint64_t)tensor.run_stride |
+                         (uint64_t)tensor.run_bytes;
     int width = 16;
     while (all % (uint64_t)width != 0) {
         width /= 2;
@@ -159,8 +160,9 @@ tria_status check_supported(const tria_v1_plan *plan, tria_error *error)
     const int limit = 65535; /* blocks along y and z */
     if (plan->n_kv > limit / LANE_KINDS || plan->n_sets > limit || plan->params->max_sequences > limit ||
         plan->n_queries > limit * 2) {
-        return fail(error, TRIA_E_UNSUPPORTED, "%d KV heads, %d keep sets, %d sequences: too many for one launch",
-                    plan->n_kv, plan->n_sets, plan->params->max_sequences);
+        return fail(error, TRIA_E_UNSUPPORTED,
+                    "%d KV heads, %d keep sets, %d sequences: too many for one launch", plan->n_kv,
+                    plan->n_sets, plan->params->max_sequences);
     }
     for (int l = 0; l < plan->n_layers; l++) {
         const tria_v1_layer *layer = &plan->layers[l];
@@ -173,7 +175,8 @@ tria_status check_supported(const tria_v1_plan *plan, tria_error *error)
             }
             const uint32_t bytes = score_shared_bytes(1, 64, largest_pitch(plan, layer));
             if (bytes > shared_limit) {
-                return fail(error, TRIA_E_UNSUPPORTED, "layer %d: a key of head_dim %d does not fit into shared memory",
+                return fail(error, TRIA_E_UNSUPPORTED,
+                            "layer %d: a key of head_dim %d does not fit into shared memory",
                             layer->model_layer, layer->head_dim);
             }
         }
@@ -200,11 +203,12 @@ void shape_context(Context *context, const tria_v1_plan *v1)
             pitch = std::max(pitch, largest_pitch(v1, &v1->layers[l]));
         }
     }
-    /* Tiles of 24 KiB let several blocks share a multiprocessor; rows that are longer get what they need. */
+    /* Tiles of 24 KiB let several blocks share a multiprocessor; rows that are longer get what they need.
+     */
     plan->tile_rows = 64;
     int lanes = std::min(largest_chunk_count(v1), score_threads / plan->tile_rows);
-    while (plan->tile_rows > 1 &&
-           score_shared_bytes(plan->tile_rows, lanes, pitch) > (plan->tile_rows > 32 ? shared_limit / 2 : shared_limit)) {
+    while (plan->tile_rows > 1 && score_shared_bytes(plan->tile_rows, lanes, pitch) >
+                                      (plan->tile_rows > 32 ? shared_limit / 2 : shared_limit)) {
         plan->tile_rows /= 2;
         lanes = std::min(largest_chunk_count(v1), std::min(score_threads / plan->tile_rows, 64));
     }
@@ -232,7 +236,8 @@ void shape_context(Context *context, const tria_v1_plan *v1)
     plan->fill_holes = v1->params->order == TRIA_ORDER_FILL_HOLES;
     plan->max_rows = v1->max_rows;
     plan->row_words = (v1->max_rows + 31) / 32;
-    plan->n_tiles = (v1->max_rows + std::min(plan->tile_rows, block_threads) - 1) / std::min(plan->tile_rows, block_threads);
+    plan->n_tiles = (v1->max_rows + std::min(plan->tile_rows, block_threads) - 1) /
+                    std::min(plan->tile_rows, block_threads);
     plan->n_chunks = 0;
     for (int s = 0; s < v1->n_kv; s++) {
         plan->n_chunks += chunks_of(v1, &v1->kv[s]);
@@ -260,22 +265,27 @@ void shape_context(Context *context, const tria_v1_plan *v1)
     for (int l = 0; l < v1->n_layers; l++) {
         const tria_v1_layer *layer = &v1->layers[l];
         context->extent.max_freq = std::max(context->extent.max_freq, layer->n_freq);
-        context->extent.max_weights = std::max(context->extent.max_weights, layer->n_freq * columns * plan->n_passes);
-        context->phase_count += (size_t)layer->n_freq * 2 * (plan->offsets_max ? (size_t)plan->n_offsets : 1);
+        context->extent.max_weights =
+            std::max(context->extent.max_weights, layer->n_freq * columns * plan->n_passes);
+        context->phase_count +=
+            (size_t)layer->n_freq * 2 * (plan->offsets_max ? (size_t)plan->n_offsets : 1);
     }
     for (int s = 0; s < v1->n_kv; s++) {
-        context->lin_count += (size_t)chunks_of(v1, &v1->kv[s]) * (size_t)v1->layers[v1->kv[s].layer].n_freq * 2 *
-                              columns * (size_t)plan->n_passes;
+        context->lin_count += (size_t)chunks_of(v1, &v1->kv[s]) *
+                              (size_t)v1->layers[v1->kv[s].layer].n_freq * 2 * columns *
+                              (size_t)plan->n_passes;
     }
     context->partial_count = times((size_t)std::max(v1->n_queries, v1->n_kv), (size_t)plan->n_tiles);
     context->counter_count = (size_t)v1->n_kv * 4 + (size_t)v1->n_layers + 1 + (size_t)plan->row_words +
                              sizeof(Report) / sizeof(int32_t);
     context->result_count = sizeof(Report) / sizeof(int32_t) + (size_t)v1->n_sets;
-    context->max_page_entries = v1->tokens_per_page > 0 ? (v1->max_rows + v1->tokens_per_page - 1) / v1->tokens_per_page : 0;
+    context->max_page_entries =
+        v1->tokens_per_page > 0 ? (v1->max_rows + v1->tokens_per_page - 1) / v1->tokens_per_page : 0;
     context->n_page_tables = v1->tokens_per_page > 0 ? v1->n_layers + 1 : 0;
     context->positions_compared = plan->mode != TRIA_MODE_PER_LAYER_PER_HEAD;
     /* K, V and the scales of each, of every layer and sequence */
-    context->max_staged = v1->params->stage_device_memory ? v1->n_layers * 4 * v1->params->max_sequences : 0;
+    context->max_staged =
+        v1->params->stage_device_memory ? v1->n_layers * 4 * v1->params->max_sequences : 0;
     context->n_launches = 0;
     ScoreLaunch launch = {};
     launch.lanes = lanes;
@@ -313,7 +323,8 @@ static int first_slot(const tria_v1_plan *plan, int set)
     return slot;
 }
 
-static void describe_layers(Context *context, Layer *layers, double *inv_freq, double *freq_scale_sq, float *rotations)
+static void describe_layers(Context *context, Layer *layers, double *inv_freq, double *freq_scale_sq,
+                            float *rotations)
 {
     const tria_v1_plan *v1 = context->v1;
     int64_t phases = 0;
@@ -334,7 +345,8 @@ static void describe_layers(Context *context, Layer *layers, double *inv_freq, d
         to->dim = from->k.dim;
         to->element_bytes = element_bytes(from->k.dtype);
         to->pack = from->k.pack > 1 ? from->k.pack : 1;
-        to->dim_stride = from->k.dim_stride != 0 ? from->k.dim_stride : (int64_t)to->element_bytes * to->pack;
+        to->dim_stride =
+            from->k.dim_stride != 0 ? from->k.dim_stride : (int64_t)to->element_bytes * to->pack;
         to->first_kv = from->first_kv_slot;
         to->n_kv = from->n_kv_heads;
         to->window = from->window;
@@ -364,7 +376,8 @@ static void describe_layers(Context *context, Layer *layers, double *inv_freq, d
 }
 
 /* Weights that do not depend on t: norm coefficients and content. */
-static void fill_chunk(const tria_v1_plan *v1, const Layer *layers, Chunk *chunk, float *mag, float *content)
+static void fill_chunk(const tria_v1_plan *v1, const Layer *layers, Chunk *chunk, float *mag,
+                       float *content)
 {
     const Shape &shape = layers[chunk->layer].shape;
     const int n_content = shape.head_dim - 2 * shape.n_freq;
@@ -408,7 +421,8 @@ void describe(Context *context, Blob *blob)
     for (int s = 0; s < v1->n_kv; s++) {
         const tria_v1_layer *layer = &v1->layers[v1->kv[s].layer];
         n_mag += (size_t)chunks_of(v1, &v1->kv[s]) * (size_t)layer->n_freq * columns;
-        n_content += (size_t)chunks_of(v1, &v1->kv[s]) * (size_t)(layer->head_dim - layer->rotary_dim) * columns;
+        n_content +=
+            (size_t)chunks_of(v1, &v1->kv[s]) * (size_t)(layer->head_dim - layer->rotary_dim) * columns;
     }
 
     Layer *layers = blob->take<Layer>((size_t)v1->n_layers, &plan->layers);
@@ -525,7 +539,8 @@ void describe(Context *context, Blob *blob)
         to->n_slots = n_set_slots - to->first;
         to->borrows = set_borrows(v1, set, slot);
         to->scope = kvs[slot].scope;
-        to->by_position = plan->mode == TRIA_MODE_PER_HEAD || plan->mode == TRIA_MODE_UNION || plan->mode == TRIA_MODE_GLOBAL
+        to->by_position = plan->mode == TRIA_MODE_PER_HEAD || plan->mode == TRIA_MODE_UNION ||
+                                  plan->mode == TRIA_MODE_GLOBAL
                               ? v1->all_by_position
                               : v1->layers[v1->kv[slot].layer].by_position;
         first_slots[set] = slot;

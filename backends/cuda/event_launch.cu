@@ -24,9 +24,11 @@ cudaError_t launch_fold(const Call &call, const Extent &extent, cudaStream_t str
 {
     const unsigned n_events = (unsigned)extent.n_events;
     const dim3 phases(blocks_for(extent.max_freq, block_threads), (unsigned)call.plan.n_layers, n_events);
-    const dim3 weights(blocks_for(extent.max_weights, block_threads), (unsigned)call.plan.n_chunks, n_events);
+    const dim3 weights(blocks_for(extent.max_weights, block_threads), (unsigned)call.plan.n_chunks,
+                       n_events);
     const cudaError_t error = PORT_LAUNCH(phase_kernel, phases, block_threads, 0, stream, call);
-    return error != cudaSuccess ? error : PORT_LAUNCH(weight_kernel, weights, block_threads, 0, stream, call);
+    return error != cudaSuccess ? error
+                                : PORT_LAUNCH(weight_kernel, weights, block_threads, 0, stream, call);
 }
 
 cudaError_t launch_protect(const Call &call, const Extent &extent, const int32_t *slots, int n_slots,
@@ -62,7 +64,8 @@ cudaError_t launch_rank(const Call &call, const Extent &extent, cudaStream_t str
     if (call.plan.mode == TRIA_MODE_GLOBAL && call.plan.normalize_over != TRIA_NORMALIZE_NONE) {
         const NormalArgs grouped = {call, 1, block_threads};
         const dim3 grid((unsigned)call.plan.n_kv, (unsigned)extent.n_events);
-        const cudaError_t error = PORT_LAUNCH(normal_kernel, grid, 64, 64 * sizeof(Partial), stream, grouped);
+        const cudaError_t error =
+            PORT_LAUNCH(normal_kernel, grid, 64, 64 * sizeof(Partial), stream, grouped);
         if (error != cudaSuccess) {
             return error;
         }
@@ -90,8 +93,8 @@ cudaError_t launch_select(const Call &call, const Extent &extent, bool report, c
     return PORT_LAUNCH(report_kernel, dim3(1, (unsigned)extent.n_events), block_threads, 0, stream, call);
 }
 
-cudaError_t launch_compact(const Call &call, const Extent &extent, bool moves, bool zero_tail, bool rows_after,
-                           cudaStream_t stream)
+cudaError_t launch_compact(const Call &call, const Extent &extent, bool moves, bool zero_tail,
+                           bool rows_after, cudaStream_t stream)
 {
     const unsigned n_slots = (unsigned)call.plan.n_kv;
     const unsigned n_events = (unsigned)extent.n_events;
@@ -100,9 +103,11 @@ cudaError_t launch_compact(const Call &call, const Extent &extent, bool moves, b
     const dim3 grid(n_pieces, n_slots * LANE_KINDS, n_events);
     cudaError_t error = cudaSuccess;
     if (moves) {
-        error = PORT_LAUNCH(count_moves_kernel, dim3(n_events), block_threads, 4 * block_threads, stream, call);
+        error =
+            PORT_LAUNCH(count_moves_kernel, dim3(n_events), block_threads, 4 * block_threads, stream, call);
         if (error == cudaSuccess) {
-            error = PORT_LAUNCH(list_moves_kernel, row_grid(extent, (int)n_slots), block_threads, 0, stream, call);
+            error = PORT_LAUNCH(list_moves_kernel, row_grid(extent, (int)n_slots), block_threads, 0, stream,
+                                call);
         }
     }
     if (error == cudaSuccess) {

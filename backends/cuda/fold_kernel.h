@@ -1,7 +1,7 @@
 /*
  * fold_kernel.h - the query side of an event (specification, section 2): phases from t, then the weights
- * that the score kernel multiplies keys by. On the device, so that t may lie in device memory and a captured
- * event can be replayed; a few thousand values in all.
+ * that the score kernel multiplies keys by. On the device, so that t may lie in device memory and a
+ * captured event can be replayed; a few thousand values in all.
  */
 #ifndef TRIA_CUDA_FOLD_KERNEL_H
 #define TRIA_CUDA_FOLD_KERNEL_H
@@ -22,25 +22,25 @@ PORT_DEVICE void phase(double n, double w, double *cosine, double *sine)
     x = fma(-turns, 6.12323399573676603587e-17, x);
     x = fma(-turns, -1.49738490485916983e-33, x) + rest;
     const double y = x * x;
-    double s = -1.0 / 121645100408832000.0;         /* 1/19! */
-    s = fma(s, y, 1.0 / 355687428096000.0);         /* 1/17! */
-    s = fma(s, y, -1.0 / 1307674368000.0);          /* 1/15! */
-    s = fma(s, y, 1.0 / 6227020800.0);              /* 1/13! */
-    s = fma(s, y, -1.0 / 39916800.0);               /* 1/11! */
-    s = fma(s, y, 1.0 / 362880.0);                  /* 1/9! */
-    s = fma(s, y, -1.0 / 5040.0);                   /* 1/7! */
-    s = fma(s, y, 1.0 / 120.0);                     /* 1/5! */
-    s = fma(s, y, -1.0 / 6.0);                      /* 1/3! */
+    double s = -1.0 / 121645100408832000.0; /* 1/19! */
+    s = fma(s, y, 1.0 / 355687428096000.0); /* 1/17! */
+    s = fma(s, y, -1.0 / 1307674368000.0);  /* 1/15! */
+    s = fma(s, y, 1.0 / 6227020800.0);      /* 1/13! */
+    s = fma(s, y, -1.0 / 39916800.0);       /* 1/11! */
+    s = fma(s, y, 1.0 / 362880.0);          /* 1/9! */
+    s = fma(s, y, -1.0 / 5040.0);           /* 1/7! */
+    s = fma(s, y, 1.0 / 120.0);             /* 1/5! */
+    s = fma(s, y, -1.0 / 6.0);              /* 1/3! */
     s = fma(s * y, x, x);
-    double c = 1.0 / 2432902008176640000.0;         /* 1/20! */
-    c = fma(c, y, -1.0 / 6402373705728000.0);       /* 1/18! */
-    c = fma(c, y, 1.0 / 20922789888000.0);          /* 1/16! */
-    c = fma(c, y, -1.0 / 87178291200.0);            /* 1/14! */
-    c = fma(c, y, 1.0 / 479001600.0);               /* 1/12! */
-    c = fma(c, y, -1.0 / 3628800.0);                /* 1/10! */
-    c = fma(c, y, 1.0 / 40320.0);                   /* 1/8! */
-    c = fma(c, y, -1.0 / 720.0);                    /* 1/6! */
-    c = fma(c, y, 1.0 / 24.0);                      /* 1/4! */
+    double c = 1.0 / 2432902008176640000.0;   /* 1/20! */
+    c = fma(c, y, -1.0 / 6402373705728000.0); /* 1/18! */
+    c = fma(c, y, 1.0 / 20922789888000.0);    /* 1/16! */
+    c = fma(c, y, -1.0 / 87178291200.0);      /* 1/14! */
+    c = fma(c, y, 1.0 / 479001600.0);         /* 1/12! */
+    c = fma(c, y, -1.0 / 3628800.0);          /* 1/10! */
+    c = fma(c, y, 1.0 / 40320.0);             /* 1/8! */
+    c = fma(c, y, -1.0 / 720.0);              /* 1/6! */
+    c = fma(c, y, 1.0 / 24.0);                /* 1/4! */
     c = fma(c, y, -0.5);
     c = fma(c, y, 1.0);
     const int quarter = (int)((int64_t)turns & 3);
@@ -48,7 +48,8 @@ PORT_DEVICE void phase(double n, double w, double *cosine, double *sine)
     *sine = quarter == 0 ? s : quarter == 1 ? c : quarter == 2 ? -s : -c;
 }
 
-/* Blocks: (frequencies, layers, events). Layers with the same frequencies share their first one's phases. */
+/* Blocks: (frequencies, layers, events). Layers with the same frequencies share their first one's phases.
+ */
 PORT_KERNEL(block_threads) phase_kernel(Call call)
 {
     const Plan &plan = call.plan;
@@ -105,8 +106,8 @@ PORT_KERNEL(block_threads) weight_kernel(Call call)
         /* columns beyond the last offset repeat it: the maximum does not mind */
         int offset = plan.offsets_max ? i / per_pass * columns + column : 0;
         offset = plan.offsets_max && offset >= plan.n_offsets ? plan.n_offsets - 1 : offset;
-        gptr<const double> factor =
-            port_global((const double *)event.phases) + layer.phases + 2 * ((int64_t)offset * layer.shape.n_freq + f);
+        gptr<const double> factor = port_global((const double *)event.phases) + layer.phases +
+                                    2 * ((int64_t)offset * layer.shape.n_freq + f);
         const double g = port_global(plan.freq_scale_sq)[layer.frequencies + f];
         const double q_re = (double)port_global(plan.q_real)[query.stats + f];
         const double q_im = (double)port_global(plan.q_imag)[query.stats + f];

@@ -11,10 +11,10 @@ namespace tria_gpu
 /* Sizes of a call's grids. */
 struct Extent {
     int n_events;
-    int max_rows;     /* of any slot of any event */
-    int max_freq;     /* of any layer */
-    int max_weights;  /* of any chunk: pairs * columns * passes */
-    int n_blocks;     /* wanted in all, to fill the device */
+    int max_rows;    /* of any slot of any event */
+    int max_freq;    /* of any layer */
+    int max_weights; /* of any chunk: pairs * columns * passes */
+    int n_blocks;    /* wanted in all, to fill the device */
 };
 
 struct ScoreLaunch {
@@ -32,8 +32,8 @@ cudaError_t launch_fold(const Call &call, const Extent &extent, cudaStream_t str
 cudaError_t launch_protect(const Call &call, const Extent &extent, const int32_t *slots, int n_slots,
                            cudaStream_t stream);
 cudaError_t launch_compare(const Call &call, const Extent &extent, cudaStream_t stream);
-cudaError_t launch_score(const Call &call, const Extent &extent, const ScoreLaunch &launch, bool ranked_only,
-                         cudaStream_t stream);
+cudaError_t launch_score(const Call &call, const Extent &extent, const ScoreLaunch &launch,
+                         bool ranked_only, cudaStream_t stream);
 /* Normalises raw scores; groups them as well if `grouped`. */
 cudaError_t launch_normalise(const Call &call, const Extent &extent, bool grouped, cudaStream_t stream);
 cudaError_t launch_rank(const Call &call, const Extent &extent, cudaStream_t stream);
@@ -41,8 +41,8 @@ cudaError_t launch_rank(const Call &call, const Extent &extent, cudaStream_t str
 cudaError_t launch_reduced(const Call &call, const Extent &extent, cudaStream_t stream);
 cudaError_t launch_pool(const Call &call, const Extent &extent, cudaStream_t stream);
 cudaError_t launch_select(const Call &call, const Extent &extent, bool report, cudaStream_t stream);
-cudaError_t launch_compact(const Call &call, const Extent &extent, bool moves, bool zero_tail, bool rows_after,
-                           cudaStream_t stream);
+cudaError_t launch_compact(const Call &call, const Extent &extent, bool moves, bool zero_tail,
+                           bool rows_after, cudaStream_t stream);
 
 /* Shared memory of the score kernel. */
 static constexpr uint32_t shared_limit = 48 * 1024;

@@ -27,8 +27,8 @@ tria_status check(cudaError_t result, const char *what, tria_error *error)
         return TRIA_OK;
     }
     ignore(cudaGetLastError()); /* not to be found by the engine's next check */
-    return fail(error, result == cudaErrorMemoryAllocation ? TRIA_E_MEMORY : TRIA_E_DEVICE, "%s: %s: %s", PORT_NAME, what,
-                cudaGetErrorString(result));
+    return fail(error, result == cudaErrorMemoryAllocation ? TRIA_E_MEMORY : TRIA_E_DEVICE, "%s: %s: %s",
+                PORT_NAME, what, cudaGetErrorString(result));
 }
 
 /* ---- devices ---- */
@@ -79,17 +79,20 @@ static tria_status find_device(const tria_device_params *params, int count, int 
                 return TRIA_OK;
             }
         }
-        return fail(error, TRIA_E_DEVICE, "%s: none of %d devices is called \"%s\"", PORT_NAME, count, params->name);
+        return fail(error, TRIA_E_DEVICE, "%s: none of %d devices is called \"%s\"", PORT_NAME, count,
+                    params->name);
     } else {
         *ordinal = params->index;
     }
     if (*ordinal < 0 || *ordinal >= count) {
-        return fail(error, TRIA_E_DEVICE, "%s: device %d does not exist, there are %d", PORT_NAME, *ordinal, count);
+        return fail(error, TRIA_E_DEVICE, "%s: device %d does not exist, there are %d", PORT_NAME, *ordinal,
+                    count);
     }
     return TRIA_OK;
 }
 
-static tria_status device_open(const tria_device_params *params, const tria_v1_host *host, void **device, tria_error *error)
+static tria_status device_open(const tria_device_params *params, const tria_v1_host *host, void **device,
+                               tria_error *error)
 {
     cudaDeviceProp properties;
     int ordinal = 0;
@@ -99,7 +102,8 @@ static tria_status device_open(const tria_device_params *params, const tria_v1_h
     }
     TRIA_GPU_TRY(find_device(params, count, &ordinal, error));
     TRIA_GPU_TRY(check(cudaGetDeviceProperties(&properties, ordinal), "device properties", error));
-    Device *opened = (Device *)host->env->allocate(host->env->allocator_context, sizeof(Device), alignof(Device));
+    Device *opened =
+        (Device *)host->env->allocate(host->env->allocator_context, sizeof(Device), alignof(Device));
     if (opened == NULL) {
         return fail(error, TRIA_E_MEMORY, "%s: cannot allocate a device handle", PORT_NAME);
     }
@@ -150,7 +154,8 @@ static int list_arrays(Context *c, size_t static_bytes, ArraySpec *specs)
     const size_t n_sets = (size_t)plan.n_sets;
     const size_t n_queries = (size_t)plan.n_queries;
     int n = 0;
-#define ARRAY(field, number, where) specs[n++] = ArraySpec{(void **)&c->field, number, sizeof(*c->field), where}
+#define ARRAY(field, number, where)                                                                        \
+    specs[n++] = ArraySpec{(void **)&c->field, number, sizeof(*c->field), where}
     ARRAY(set_slots, n_sets, HOST);
     ARRAY(set_reduces, n_sets, HOST);
     ARRAY(staged, (size_t)c->max_staged, HOST);
@@ -238,7 +243,8 @@ static tria_status upload_plan(Context *c, size_t bytes, tria_error *error)
     describe(c, &blob);
     tria_status status = TRIA_OK;
     if (bytes > 0) {
-        status = check(cudaMemcpyAsync(c->statics, here, bytes, cudaMemcpyHostToDevice, c->own_stream), "uploading the plan", error);
+        status = check(cudaMemcpyAsync(c->statics, here, bytes, cudaMemcpyHostToDevice, c->own_stream),
+                       "uploading the plan", error);
     }
     if (status == TRIA_OK) {
         status = check(cudaStreamSynchronize(c->own_stream), "uploading the plan", error);
@@ -284,10 +290,12 @@ static tria_status set_up(Context *c, tria_error *error)
     ArraySpec specs[max_arrays];
     const size_t static_bytes = measure_statics(c);
     TRIA_GPU_TRY(check(cudaSetDevice(c->device->ordinal), "selecting the device", error));
-    TRIA_GPU_TRY(check(cudaStreamCreateWithFlags(&c->own_stream, cudaStreamNonBlocking), "creating a stream", error));
+    TRIA_GPU_TRY(check(cudaStreamCreateWithFlags(&c->own_stream, cudaStreamNonBlocking),
+                       "creating a stream", error));
     c->last_stream = c->own_stream;
     for (int i = 0; i < n_control_slots; i++) {
-        TRIA_GPU_TRY(check(cudaEventCreateWithFlags(&c->control[i].uploaded, cudaEventDisableTiming), "creating an event", error));
+        TRIA_GPU_TRY(check(cudaEventCreateWithFlags(&c->control[i].uploaded, cudaEventDisableTiming),
+                           "creating an event", error));
     }
     const int n = list_arrays(c, static_bytes, specs);
     for (int i = 0; i < n; i++) {
@@ -319,17 +327,20 @@ static tria_status plan_create(void *device, const tria_v1_plan *plan, void **co
     return TRIA_OK;
 }
 
-static tria_status score(void *context, const tria_v1_event *events, int32_t n_events, void *stream, tria_error *error)
+static tria_status score(void *context, const tria_v1_event *events, int32_t n_events, void *stream,
+                         tria_error *error)
 {
     return run_score((Context *)context, events, n_events, stream, error);
 }
 
-static tria_status select(void *context, const tria_v1_event *events, int32_t n_events, void *stream, tria_error *error)
+static tria_status select(void *context, const tria_v1_event *events, int32_t n_events, void *stream,
+                          tria_error *error)
 {
     return run_select((Context *)context, events, n_events, stream, error);
 }
 
-static tria_status compact(void *context, const tria_v1_event *events, int32_t n_events, void *stream, tria_error *error)
+static tria_status compact(void *context, const tria_v1_event *events, int32_t n_events, void *stream,
+                           tria_error *error)
 {
     return run_compact((Context *)context, events, n_events, stream, error);
 }
@@ -341,14 +352,17 @@ static tria_status synchronize(void *context, tria_error *error)
     return check(cudaStreamSynchronize(c->last_stream), "synchronize", error);
 }
 
-static tria_status workspace_size(const tria_v1_plan *plan, size_t *host_bytes, size_t *device_bytes, tria_error *)
+static tria_status workspace_size(const tria_v1_plan *plan, size_t *host_bytes, size_t *device_bytes,
+                                  tria_error *)
 {
     Context c;
     tria_v1_host host;
     ArraySpec specs[max_arrays];
     memset((void *)&c, 0, sizeof(c));
     memset(&host, 0, sizeof(host));
-    host.compact_scratch = [](const tria_v1_plan *) -> size_t { return 0; }; /* the core's, a few bytes per page */
+    host.compact_scratch = [](const tria_v1_plan *) -> size_t {
+        return 0;
+    }; /* the core's, a few bytes per page */
     c.host = &host;
     shape_context(&c, plan);
     const int n = list_arrays(&c, measure_statics(&c), specs);
@@ -364,7 +378,8 @@ static tria_status workspace_size(const tria_v1_plan *plan, size_t *host_bytes, 
 extern "C" {
 extern __attribute__((visibility("default"))) const tria_backend_v1_table tria_backend_v1;
 const tria_backend_v1_table tria_backend_v1 = {
-    sizeof(tria_backend_v1_table), TRIA_BACKEND_V1_VERSION,
+    sizeof(tria_backend_v1_table),
+    TRIA_BACKEND_V1_VERSION,
     PORT_NAME,
     tria_gpu::probe,
     tria_gpu::device_info,

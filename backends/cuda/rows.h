@@ -43,7 +43,8 @@ PORT_DEVICE int64_t scale_offset(const Tensor &tensor, const RowPlace &place, in
 }
 
 /* What multiplies the elements of a row. */
-PORT_DEVICE float row_scale(const Tensor &tensor, const unsigned char *scales, const RowPlace &place, int head)
+PORT_DEVICE float row_scale(const Tensor &tensor, const unsigned char *scales, const RowPlace &place,
+                            int head)
 {
     switch (tensor.scale_kind) {
     case TRIA_SCALE_TENSOR:

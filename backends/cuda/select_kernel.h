@@ -1,7 +1,8 @@
 /*
  * select_kernel.h - the rows each set keeps (specification, section 4): protected rows and the best
  * candidates, higher score first, equal scores by lower row, -0 = +0, NaN lowest. A radix select finds the
- * last score that is kept and how many rows with exactly that score; then one pass writes the rows in order.
+ * last score that is kept and how many rows with exactly that score; then one pass writes the rows in
+ * order.
  */
 #ifndef TRIA_CUDA_SELECT_KERNEL_H
 #define TRIA_CUDA_SELECT_KERNEL_H
@@ -141,8 +142,9 @@ PORT_KERNEL(select_threads) select_kernel(Call call)
     const int wanted = keep_all || n_protected >= allowed ? 0 : (int)(allowed - n_protected);
     gptr<int32_t> kept = port_global(event.keep_rows) + (int64_t)s * event.keep_stride;
     Ranking ranking;
-    ranking.scores = port_global((const float *)(plan.pool_radius > 0 ? event.pooled : event.final_scores)) +
-                     (int64_t)s * plan.max_rows;
+    ranking.scores =
+        port_global((const float *)(plan.pool_radius > 0 ? event.pooled : event.final_scores)) +
+        (int64_t)s * plan.max_rows;
     ranking.protect = port_global((const uint32_t *)event.protect) + (int64_t)set.slot * plan.row_words;
     ranking.kv = port_global(plan.kvs)[set.slot];
     ranking.by_position = ranked_by_position(event, set);

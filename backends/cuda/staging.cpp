@@ -23,7 +23,8 @@ struct Span {
     }
 };
 
-static void add_range(Context *context, const void *base, uint64_t offset, const Span &span, const unsigned char **first_byte)
+static void add_range(Context *context, const void *base, uint64_t offset, const Span &span,
+                      const unsigned char **first_byte)
 {
     unsigned char *first = (unsigned char *)(uintptr_t)base + offset;
     *first_byte = first + span.begin;
@@ -120,19 +121,21 @@ static tria_status copy_ranges_in(Context *context, cudaStream_t stream, tria_er
             ignore(cudaFree(range->allocation));
             range->allocation = NULL;
             range->capacity = 0;
-            TRIA_GPU_TRY(check(cudaMalloc(&range->allocation, size + 16), "allocating a copy of host K and V", error));
+            TRIA_GPU_TRY(check(cudaMalloc(&range->allocation, size + 16),
+                               "allocating a copy of host K and V", error));
             range->capacity = size + 16;
         }
         /* the same alignment as on the host */
         range->device = (unsigned char *)range->allocation + (uintptr_t)range->begin % 16;
-        TRIA_GPU_TRY(check(cudaMemcpyAsync(range->device, range->begin, size, cudaMemcpyHostToDevice, stream),
-                           "copying host K and V to the device", error));
+        TRIA_GPU_TRY(
+            check(cudaMemcpyAsync(range->device, range->begin, size, cudaMemcpyHostToDevice, stream),
+                  "copying host K and V to the device", error));
     }
     return TRIA_OK;
 }
 
-tria_status stage_event_memory(Context *context, const tria_v1_event *events, int n_events, cudaStream_t stream,
-                               bool capturing, tria_error *error)
+tria_status stage_event_memory(Context *context, const tria_v1_event *events, int n_events,
+                               cudaStream_t stream, bool capturing, tria_error *error)
 {
     const tria_v1_plan *v1 = context->v1;
     context->n_staged = 0;
@@ -159,14 +162,17 @@ tria_status stage_event_memory(Context *context, const tria_v1_event *events, in
                 }
                 if (context->max_staged == 0) {
                     return fail(error, TRIA_E_UNSUPPORTED,
-                                "layer %d %s lies in host memory that the device cannot reach, and stage_device_memory is "
+                                "layer %d %s lies in host memory that the device cannot reach, and "
+                                "stage_device_memory is "
                                 "not set",
                                 v1->layers[l].model_layer, v == 0 ? "K" : "V");
                 }
-                if (capturing || events[i].rows == NULL || TRIA_DEVICE_TABLE(&events[i], page_tables) != NULL) {
-                    return fail(error, TRIA_E_STATE,
-                                "layer %d %s lies in host memory: it cannot be captured, nor read by device tables",
-                                v1->layers[l].model_layer, v == 0 ? "K" : "V");
+                if (capturing || events[i].rows == NULL ||
+                    TRIA_DEVICE_TABLE(&events[i], page_tables) != NULL) {
+                    return fail(
+                        error, TRIA_E_STATE,
+                        "layer %d %s lies in host memory: it cannot be captured, nor read by device tables",
+                        v1->layers[l].model_layer, v == 0 ? "K" : "V");
                 }
                 add_tensor(context, &events[i], l, &view->layers[l], tensor,
                            &context->staged_first[4 * (i * v1->n_layers + l) + 2 * v]);

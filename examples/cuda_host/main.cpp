@@ -64,7 +64,8 @@ static Options parse(int argc, char **argv)
         for (const auto &option : known) {
             char *end = NULL;
             const long value = i + 1 < argc ? strtol(argv[i + 1], &end, 10) : 0;
-            if (strcmp(argv[i], option.name) == 0 && end != NULL && *end == '\0' && value >= option.least && value < 1 << 20) {
+            if (strcmp(argv[i], option.name) == 0 && end != NULL && *end == '\0' && value >= option.least &&
+                value < 1 << 20) {
                 *option.value = (int)value;
                 found = true;
             }
@@ -130,7 +131,8 @@ static tria_calibration *make_calibration(const tria_model *model, int n_layers)
             values[2][f] = 1.5F + random_float() / 4.0F;
         }
         const tria_head_stats stats = {sizeof(stats), values[0], values[1], values[2], NULL, NULL};
-        must(tria_calibration_set_head(calibration, i / Q_HEADS, i % Q_HEADS, &stats, &error), "calibration", error);
+        must(tria_calibration_set_head(calibration, i / Q_HEADS, i % Q_HEADS, &stats, &error),
+             "calibration", error);
     }
     return calibration;
 }
@@ -211,7 +213,8 @@ void Engine::append(int row)
             for (int d = 0; d < DIM; d++) {
                 host[i][at + (size_t)d] = random_half();
             }
-            must(cudaMemcpyAsync(device[i] + at, &host[i][at], DIM * 2, cudaMemcpyHostToDevice, stream), "writing a token");
+            must(cudaMemcpyAsync(device[i] + at, &host[i][at], DIM * 2, cudaMemcpyHostToDevice, stream),
+                 "writing a token");
         }
     }
 }
@@ -221,7 +224,8 @@ int64_t Engine::differences(const int *rows)
 {
     int64_t different = 0;
     for (size_t i = 0; i < device.size(); i++) {
-        must(cudaMemcpyAsync(back.data(), device[i], back.size() * 2, cudaMemcpyDeviceToHost, stream), "reading back");
+        must(cudaMemcpyAsync(back.data(), device[i], back.size() * 2, cudaMemcpyDeviceToHost, stream),
+             "reading back");
         must(cudaStreamSynchronize(stream), "reading back");
         for (int head = 0; head < KV_HEADS; head++) {
             const size_t begin = (size_t)head * (size_t)capacity * DIM;
@@ -263,11 +267,13 @@ static tria_sequence_info info_of(const Side &side)
     return info;
 }
 
-static int policy_rounds(const Options &o, const tria_plan_params &base, const tria_policy_params &settings, tria_device *device)
+static int policy_rounds(const Options &o, const tria_plan_params &base, const tria_policy_params &settings,
+                         tria_device *device)
 {
     Engine engine(o.layers, settings.capacity);
-    Side sides[2] = {{make_plan(base, &engine.device_view, device), NULL, &engine.device_view, engine.stream},
-                     {make_plan(base, &engine.host_view, NULL), NULL, &engine.host_view, NULL}};
+    Side sides[2] = {
+        {make_plan(base, &engine.device_view, device), NULL, &engine.device_view, engine.stream},
+        {make_plan(base, &engine.host_view, NULL), NULL, &engine.host_view, NULL}};
     tria_error error;
     int failures = 0;
     for (Side &side : sides) {
@@ -294,14 +300,17 @@ static int policy_rounds(const Options &o, const tria_plan_params &base, const t
         bool same = true;
         for (int i = 0; i < o.layers * KV_HEADS; i++) {
             int32_t n[2];
-            const int32_t *a = tria_sequence_positions(sides[0].sequence, i / KV_HEADS, i % KV_HEADS, &n[0]);
-            const int32_t *b = tria_sequence_positions(sides[1].sequence, i / KV_HEADS, i % KV_HEADS, &n[1]);
+            const int32_t *a =
+                tria_sequence_positions(sides[0].sequence, i / KV_HEADS, i % KV_HEADS, &n[0]);
+            const int32_t *b =
+                tria_sequence_positions(sides[1].sequence, i / KV_HEADS, i % KV_HEADS, &n[1]);
             same = same && n[0] == n[1] && memcmp(a, b, sizeof(*a) * (size_t)n[0]) == 0;
             rows.push_back(n[0]);
         }
         const int64_t different = engine.differences(rows.data());
-        printf("compaction %d at t = %lld: %d -> %d rows, the CPU keeps %s rows, %lld values differ\n", ++round,
-               (long long)info_of(sides[0]).t, before, info_of(sides[0]).rows, same ? "the same" : "OTHER", (long long)different);
+        printf("compaction %d at t = %lld: %d -> %d rows, the CPU keeps %s rows, %lld values differ\n",
+               ++round, (long long)info_of(sides[0]).t, before, info_of(sides[0]).rows,
+               same ? "the same" : "OTHER", (long long)different);
         failures += !same || different != 0;
     }
     for (Side &side : sides) {
@@ -326,12 +335,14 @@ struct DeviceArray {
     }
     void write(const void *from, size_t bytes, cudaStream_t stream, size_t offset = 0)
     {
-        must(cudaMemcpyAsync((char *)memory + offset, from, bytes, cudaMemcpyHostToDevice, stream), "writing control data");
+        must(cudaMemcpyAsync((char *)memory + offset, from, bytes, cudaMemcpyHostToDevice, stream),
+             "writing control data");
     }
     template <class T> std::vector<T> read(size_t count, cudaStream_t stream)
     {
         std::vector<T> out(count);
-        must(cudaMemcpyAsync(out.data(), memory, count * sizeof(T), cudaMemcpyDeviceToHost, stream), "reading back");
+        must(cudaMemcpyAsync(out.data(), memory, count * sizeof(T), cudaMemcpyDeviceToHost, stream),
+             "reading back");
         must(cudaStreamSynchronize(stream), "reading back");
         return out;
     }
@@ -374,9 +385,9 @@ static int graph_rounds(const Options &o, const tria_plan_params &base, tria_dev
     const size_t n_slots = (size_t)o.layers * KV_HEADS;
     Engine engine(o.layers, capacity);
     tria_plan *plan = make_plan(base, &engine.device_view, device);
-    Mirror mirror = {make_plan(base, &engine.host_view, NULL),
-                     std::vector<int32_t>((size_t)KV_HEADS * (size_t)capacity),
-                     std::vector<int32_t>((size_t)KV_HEADS * (size_t)capacity), std::vector<int32_t>(KV_HEADS)};
+    Mirror mirror = {
+        make_plan(base, &engine.host_view, NULL), std::vector<int32_t>((size_t)KV_HEADS * (size_t)capacity),
+        std::vector<int32_t>((size_t)KV_HEADS * (size_t)capacity), std::vector<int32_t>(KV_HEADS)};
     const size_t n_sets = (size_t)tria_plan_n_sets(plan); /* per_head: one per KV head */
     DeviceArray t(sizeof(int64_t));
     DeviceArray rows(n_slots * 4);
@@ -441,17 +452,20 @@ static int graph_rounds(const Options &o, const tria_plan_params &base, tria_dev
         n_rows = left[0];
         const std::vector<int32_t> counts = keep_counts.read<int32_t>(n_sets, engine.stream);
         const std::vector<int32_t> kept = keep_rows.read<int32_t>(n_sets * (size_t)capacity, engine.stream);
-        const std::vector<int32_t> where = positions.read<int32_t>((size_t)KV_HEADS * (size_t)capacity, engine.stream);
+        const std::vector<int32_t> where =
+            positions.read<int32_t>((size_t)KV_HEADS * (size_t)capacity, engine.stream);
         bool same = true;
         for (size_t s = 0; s < n_sets; s++) {
             const size_t bytes = (size_t)mirror.keep_counts[s] * 4;
             const size_t at = s * (size_t)capacity;
-            same = same && counts[s] == mirror.keep_counts[s] && memcmp(&kept[at], &mirror.keep_rows[at], bytes) == 0 &&
+            same = same && counts[s] == mirror.keep_counts[s] &&
+                   memcmp(&kept[at], &mirror.keep_rows[at], bytes) == 0 &&
                    memcmp(&where[at], &mirror.positions[at], bytes) == 0;
         }
         const int64_t different = engine.differences(left.data());
-        printf("replay %d at t = %lld: %d -> %d rows, the CPU keeps %s rows, %lld values differ\n", round + 1, (long long)now,
-               capacity, n_rows, same ? "the same" : "OTHER", (long long)different);
+        printf("replay %d at t = %lld: %d -> %d rows, the CPU keeps %s rows, %lld values differ\n",
+               round + 1, (long long)now, capacity, n_rows, same ? "the same" : "OTHER",
+               (long long)different);
         failures += !same || different != 0 || n_rows != o.budget;
     }
     must(cudaGraphExecDestroy(exec), "graph");

@@ -2,9 +2,9 @@
  * tria/cuda.h - what an engine on CUDA or HIP has to know beyond plan.h. Nothing of either SDK is needed to
  * compile with this header.
  *
- * Streams: tria_batch.stream is the engine's cudaStream_t or hipStream_t; NULL is a stream of the plan's own
- * (which tria_plan_synchronize() waits for). All work of a call is queued on it, in order. Calls of one plan
- * share a workspace: when they go to different streams the engine orders these.
+ * Streams: tria_batch.stream is the engine's cudaStream_t or hipStream_t; NULL is a stream of the plan's
+ * own (which tria_plan_synchronize() waits for). All work of a call is queued on it, in order. Calls of one
+ * plan share a workspace: when they go to different streams the engine orders these.
  *
  * Waiting: a call whose results go to host memory (scores, keep sets without tria_device_tables) waits for
  * them. A call that has keep_rows and keep_counts in device memory never waits, allocates or copies K or V;

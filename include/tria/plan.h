@@ -187,8 +187,8 @@ typedef struct tria_device_tables {
     tria_device_span n_moves; /* i32, out */
     tria_device_span t;       /* i64, in; not on Vulkan */
     tria_device_span prompts; /* i32 [n_prompts of the event][2], in; not on Vulkan */
-    tria_device_span report;  /* i32 [4], out of select: over_budget, n_nan, n_zero_heads of tria_keep, and 1
-                                 when rows or positions differ where the mode needs them equal */
+    tria_device_span report; /* i32 [4], out of select: over_budget, n_nan, n_zero_heads of tria_keep, and 1
+                                when rows or positions differ where the mode needs them equal */
 } tria_device_tables;
 
 /* One sequence at one moment. Everything stays the caller's; `positions`, the page table and the

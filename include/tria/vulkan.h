@@ -51,8 +51,8 @@ typedef struct tria_vulkan_device {
  */
 typedef struct tria_vulkan_stream {
     size_t struct_size;
-    void *command_buffer;      /* VkCommandBuffer in the recording state, or NULL */
-    uint64_t wait_semaphore;   /* timeline VkSemaphore to wait for, or 0 */
+    void *command_buffer;    /* VkCommandBuffer in the recording state, or NULL */
+    uint64_t wait_semaphore; /* timeline VkSemaphore to wait for, or 0 */
     uint64_t wait_value;
     uint64_t signal_semaphore; /* timeline VkSemaphore to signal, or 0 */
     uint64_t signal_value;

@@ -175,8 +175,8 @@ static tria_status make_calibration(bench *b)
     for (int32_t i = 0; status == TRIA_OK && i < dims->n_layers * dims->n_q_heads; i++) {
         const tria_head_stats head = {sizeof(head), stats, stats + n_freq, stats + 2 * n_freq, NULL, NULL};
         stats[i % (2 * n_freq)] += 0.25F;
-        status = tria_calibration_set_head(b->calibration, i / dims->n_q_heads, i % dims->n_q_heads,
-                                           &head, &b->error);
+        status = tria_calibration_set_head(b->calibration, i / dims->n_q_heads, i % dims->n_q_heads, &head,
+                                           &b->error);
     }
     free(stats);
     return status;

@@ -22,7 +22,8 @@
 /* ---- what was found ---- */
 
 static const char *const problem_names[emu::PROBLEM_KINDS] = {
-    "out of bounds", "misaligned", "uninitialised", "shared race", "global race", "divergent barrier", "divergent warp"};
+    "out of bounds", "misaligned",        "uninitialised", "shared race",
+    "global race",   "divergent barrier", "divergent warp"};
 static int problem_counts[emu::PROBLEM_KINDS];
 static char problem_text[512];
 static const char *kernel_name = "";
@@ -110,33 +111,39 @@ emu::Region *emu::find_region(const void *address)
 
 static void race(const emu::Region *region, size_t at, int other, bool other_block, const char *what)
 {
-    report(region->shared ? emu::SHARED_RACE : emu::GLOBAL_RACE,
-           "block (%d,%d,%d) thread %d %s byte %zu of %zu that thread %d%s touched without a barrier between",
-           block_index[0], block_index[1], block_index[2], current, what, at, region->size, other,
-           other_block ? " of another block" : "");
+    report(
+        region->shared ? emu::SHARED_RACE : emu::GLOBAL_RACE,
+        "block (%d,%d,%d) thread %d %s byte %zu of %zu that thread %d%s touched without a barrier between",
+        block_index[0], block_index[1], block_index[2], current, what, at, region->size, other,
+        other_block ? " of another block" : "");
 }
 
 bool emu::touch(Region *region, const void *address, size_t size, size_t alignment, Access access)
 {
     const unsigned char *p = (const unsigned char *)address;
     if (region == NULL || p < region->begin || p + size > region->begin + region->size) {
-        report(OUT_OF_BOUNDS, "block (%d,%d,%d) thread %d %s %zu bytes at offset %lld of an allocation of %zu", block_index[0],
-               block_index[1], block_index[2], current, access == READ ? "reads" : "writes", size,
-               region != NULL ? (long long)(p - region->begin) : -1, region != NULL ? region->size : (size_t)0);
+        report(OUT_OF_BOUNDS,
+               "block (%d,%d,%d) thread %d %s %zu bytes at offset %lld of an allocation of %zu",
+               block_index[0], block_index[1], block_index[2], current, access == READ ? "reads" : "writes",
+               size, region != NULL ? (long long)(p - region->begin) : -1,
+               region != NULL ? region->size : (size_t)0);
         return false;
     }
     if ((uintptr_t)p % alignment != 0) {
-        report(MISALIGNED, "thread %d: %zu bytes at offset %lld", current, size, (long long)(p - region->begin));
+        report(MISALIGNED, "thread %d: %zu bytes at offset %lld", current, size,
+               (long long)(p - region->begin));
         return false;
     }
     const size_t first = (size_t)(p - region->begin);
     const uint16_t me = (uint16_t)current;
     for (size_t at = first; at < first + size; at++) {
         Shadow &s = region->shadow[at];
-        const bool write_conflicts = s.written >= launch_begin && (s.written < block_begin || (s.written == interval && s.writer != me));
+        const bool write_conflicts = s.written >= launch_begin &&
+                                     (s.written < block_begin || (s.written == interval && s.writer != me));
         if (access != WRITE && s.written == 0) {
-            report(UNINITIALISED, "block (%d,%d,%d) thread %d reads byte %zu of %zu, which was never written", block_index[0],
-                   block_index[1], block_index[2], current, at, region->size);
+            report(UNINITIALISED,
+                   "block (%d,%d,%d) thread %d reads byte %zu of %zu, which was never written",
+                   block_index[0], block_index[1], block_index[2], current, at, region->size);
         }
         if (write_conflicts && !(access == ATOMIC && s.writer == WHO_ATOMIC)) {
             race(region, at, s.writer, s.written < block_begin, access == READ ? "reads" : "writes");
@@ -150,7 +157,8 @@ bool emu::touch(Region *region, const void *address, size_t size, size_t alignme
             s.reader = s.read == interval && s.reader != me ? (uint16_t)WHO_MANY : me;
             s.read = interval;
         } else {
-            if (s.read >= launch_begin && (s.read < block_begin || s.read_elsewhere || (s.read == interval && s.reader != me))) {
+            if (s.read >= launch_begin &&
+                (s.read < block_begin || s.read_elsewhere || (s.read == interval && s.reader != me))) {
                 race(region, at, s.reader, s.read < block_begin || s.read_elsewhere, "writes");
             }
             s.written = interval;
@@ -223,7 +231,8 @@ static void to_scheduler()
 {
     Fiber &me = fibers[(size_t)current];
 #if WITH_ASAN
-    __sanitizer_start_switch_fiber(me.state == DONE ? NULL : &me.fake_stack, scheduler_stack, scheduler_stack_size);
+    __sanitizer_start_switch_fiber(me.state == DONE ? NULL : &me.fake_stack, scheduler_stack,
+                                   scheduler_stack_size);
 #endif
     emu_switch(&me.stack_pointer, scheduler_stack_pointer);
 #if WITH_ASAN
@@ -318,8 +327,8 @@ void emu::barrier(const char *file, int line)
     for (int i = 0; i < n_threads; i++) {
         Fiber &other = fibers[(size_t)i];
         if (other.line != line || strcmp(other.file, file) != 0) {
-            report(DIVERGENT_BARRIER, "threads %d and %d wait at different barriers, lines %d and %d", current, i, line,
-                   other.line);
+            report(DIVERGENT_BARRIER, "threads %d and %d wait at different barriers, lines %d and %d",
+                   current, i, line, other.line);
         }
         other.state = READY;
     }
@@ -348,7 +357,8 @@ uint64_t emu::collective(int kind, uint64_t value, int delta)
     for (int i = 0; i < port_lanes; i++) {
         Fiber &other = fibers[(size_t)(first + i)];
         if (other.kind != kind || other.delta != delta) {
-            report(DIVERGENT_WARP, "threads %d and %d are in different warp operations", current, first + i);
+            report(DIVERGENT_WARP, "threads %d and %d are in different warp operations", current,
+                   first + i);
         }
         other.value = kind == 1 ? votes : values[i + delta < port_lanes ? i + delta : i];
         other.state = READY;
@@ -372,9 +382,11 @@ static void report_stuck()
     }
     const Fiber &fiber = fibers[(size_t)waiting];
     if (fiber.state == AT_BARRIER) {
-        report(emu::DIVERGENT_BARRIER, "thread %d waits at line %d for thread %d, which never comes", waiting, fiber.line, other);
+        report(emu::DIVERGENT_BARRIER, "thread %d waits at line %d for thread %d, which never comes",
+               waiting, fiber.line, other);
     } else {
-        report(emu::DIVERGENT_WARP, "thread %d waits in a warp operation for others that never come", waiting);
+        report(emu::DIVERGENT_WARP, "thread %d waits in a warp operation for others that never come",
+               waiting);
     }
 }
 
@@ -419,7 +431,8 @@ static void run_block(const std::vector<int> &order)
     }
 }
 
-static void run_kernel(const char *name, dim3 grid, int threads, size_t shared, std::function<void()> *kernel)
+static void run_kernel(const char *name, dim3 grid, int threads, size_t shared,
+                       std::function<void()> *kernel)
 {
     kernel_name = name;
     body = kernel;
@@ -427,7 +440,8 @@ static void run_kernel(const char *name, dim3 grid, int threads, size_t shared, 
     n_blocks_x = (int)grid.x;
     while ((int)fibers.size() < threads) {
         Fiber fiber{};
-        fiber.stack = (char *)mmap(NULL, stack_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        fiber.stack =
+            (char *)mmap(NULL, stack_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         fibers.push_back(fiber);
     }
     std::vector<unsigned char> memory(shared + 16);
@@ -627,7 +641,9 @@ cudaError_t cudaGetDevice(int *device)
 
 cudaError_t cudaSetDevice(int device)
 {
-    return device_lost ? cudaErrorDeviceLost : device >= 0 && device < n_devices ? cudaSuccess : cudaErrorInvalidDevice;
+    return device_lost                         ? cudaErrorDeviceLost
+           : device >= 0 && device < n_devices ? cudaSuccess
+                                               : cudaErrorInvalidDevice;
 }
 
 cudaError_t cudaDeviceSynchronize()
@@ -725,7 +741,8 @@ static void copy_now(void *to, const void *from, size_t size, cudaMemcpyKind kin
     }
 }
 
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyKind kind, cudaStream_t stream)
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyKind kind,
+                            cudaStream_t stream)
 {
     if (size == 0) {
         return cudaSuccess;
@@ -733,21 +750,17 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyK
     if (kind == cudaMemcpyHostToDevice && emu::find_region(from) == NULL) {
         /* pageable memory has been read when the call returns */
         std::vector<unsigned char> staged((const unsigned char *)from, (const unsigned char *)from + size);
-        return enqueue(stream, [=] {
-            copy_now(to, staged.data(), size, kind);
-        });
+        return enqueue(stream, [=] { copy_now(to, staged.data(), size, kind); });
     }
-    return enqueue(stream, [=] {
-        copy_now(to, from, size, kind);
-    });
+    return enqueue(stream, [=] { copy_now(to, from, size, kind); });
 }
 
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                               size_t height, cudaMemcpyKind kind, cudaStream_t stream)
 {
     for (size_t y = 0; y < height; y++) {
-        cudaError_t error =
-            cudaMemcpyAsync((char *)to + y * to_pitch, (const char *)from + y * from_pitch, width, kind, stream);
+        cudaError_t error = cudaMemcpyAsync((char *)to + y * to_pitch, (const char *)from + y * from_pitch,
+                                            width, kind, stream);
         if (error != cudaSuccess) {
             return error;
         }
@@ -906,15 +919,17 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *pointer)
 {
     const emu::Region *region = emu::find_region(pointer);
-    attributes->type = region == NULL ? cudaMemoryTypeUnregistered : region->pinned ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
+    attributes->type = region == NULL   ? cudaMemoryTypeUnregistered
+                       : region->pinned ? cudaMemoryTypeHost
+                                        : cudaMemoryTypeDevice;
     return device_lost ? cudaErrorDeviceLost : cudaSuccess;
 }
 
 cudaError_t emu::launch(const char *name, dim3 grid, int threads, size_t shared, cudaStream_t stream,
                         std::function<void()> kernel)
 {
-    if (threads <= 0 || threads > 1024 || threads % 64 != 0 || shared > 48 * 1024 || grid.x == 0 || grid.y == 0 ||
-        grid.z == 0 || grid.y > 65535 || grid.z > 65535) {
+    if (threads <= 0 || threads > 1024 || threads % 64 != 0 || shared > 48 * 1024 || grid.x == 0 ||
+        grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535) {
         return cudaErrorInvalidValue;
     }
     if (countdown(&launch_countdown)) {

@@ -164,7 +164,8 @@ struct Fixture {
     }
 };
 
-/* Runs a kernel with two blocks in several thread orders; returns how often problems of `kind` were found. */
+/* Runs a kernel with two blocks in several thread orders; returns how often problems of `kind` were found.
+ */
 static int found(cudaError_t (*launch)(const Args &), emu::Problem kind)
 {
     int times = 0;
@@ -215,7 +216,8 @@ static void test_streams()
     *pinned = 1;
     EXPECT(cudaMemcpyAsync(fixture.args.out, pinned, 4, cudaMemcpyHostToDevice, NULL) == cudaSuccess);
     *pinned = 2;
-    EXPECT(cudaMemcpyAsync(fixture.args.out + 1, &pageable, 4, cudaMemcpyHostToDevice, NULL) == cudaSuccess);
+    EXPECT(cudaMemcpyAsync(fixture.args.out + 1, &pageable, 4, cudaMemcpyHostToDevice, NULL) ==
+           cudaSuccess);
     pageable = 6;
     EXPECT(cudaStreamSynchronize(NULL) == cudaSuccess);
     EXPECT(fixture.args.out[0] == 2 && fixture.args.out[1] == 5);
