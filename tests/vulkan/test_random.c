@@ -3,7 +3,7 @@
  * double-precision reference: scores, keep sets under the specification's rule (section 4), reports, and
  * compacted caches byte for byte.
  *
- * TRIA_TEST_COUNT (default 60) and TRIA_TEST_SEED (default 1) choose the configurations.
+ * TRIA_TEST_COUNT (default 40) and TRIA_TEST_SEED (default 1) choose the configurations.
  */
 #include "config.h"
 #include "gpu.h"
@@ -513,7 +513,7 @@ int main(void)
     tria_device *vulkan;
     tria_device *reference;
     tria_error error;
-    const int64_t count = setting("TRIA_TEST_COUNT", 60);
+    const int64_t count = setting("TRIA_TEST_COUNT", 40);
     const int64_t seed = setting("TRIA_TEST_SEED", 1);
     /* devices without narrow storage take other paths */
     gpu_open(&g, getenv("TRIA_TEST_NARROW") != NULL);
