@@ -48,11 +48,12 @@ const tria_cpu_kernels *tria_cpu_kernels_for(int32_t features)
 #endif
         &tria_cpu_kernels_c,
     };
-    size_t i = 0;
-    while ((best_first[i]->features & ~features) != 0) {
-        i++;
+    for (size_t i = 0; i < TRIA_ARRAY_LEN(best_first); i++) {
+        if ((best_first[i]->features & ~features) == 0) {
+            return best_first[i];
+        }
     }
-    return best_first[i];
+    return &tria_cpu_kernels_c;
 }
 
 const char *tria_cpu_kernels_name(const tria_cpu_kernels *kernels)
