@@ -245,6 +245,11 @@ static int32_t count_nan(const world *w, const outcome *o)
     return count;
 }
 
+static double length(double re, double im)
+{
+    return sqrt(re * re + im * im);
+}
+
 /* For query head h of layer l: the sum of the absolute values of a score's terms, the largest over rows.
  * Errors of float32 are proportional to it. */
 static double size_of_terms(const world *w, int32_t layer, int32_t h)
@@ -274,10 +279,10 @@ static double size_of_terms(const world *w, int32_t layer, int32_t h)
         for (int32_t f = 0; f < n_freq; f++) {
             const int32_t re = g->rotary_offset + (g->rope_style == TRIA_ROPE_HALF ? f : 2 * f);
             const int32_t im = g->rope_style == TRIA_ROPE_HALF ? re + n_freq : re + 1;
-            const double q = hypot((double)stats.q_mean_real[f], (double)stats.q_mean_imag[f]);
+            const double q = length((double)stats.q_mean_real[f], (double)stats.q_mean_imag[f]);
             const double scale = g->freq_scale_sq != NULL ? fabs(g->freq_scale_sq[f]) : 1.0;
             /* a Hadamard transform spreads the rounding of the largest element */
-            const double size = w->k_state == TRIA_K_HADAMARD ? norm : hypot(x[re], x[im]);
+            const double size = w->k_state == TRIA_K_HADAMARD ? norm : length(x[re], x[im]);
             sum += scale * (q + fabs((double)stats.q_abs_mean[f]) + q) * size;
         }
         for (int32_t d = 0; d < g->head_dim - g->rotary_dim && stats.content_mean != NULL; d++) {
@@ -506,7 +511,7 @@ static bool same_bits(const outcome *a, const outcome *b)
     return a->keep.n_nan == b->keep.n_nan && a->keep.n_zero_heads == b->keep.n_zero_heads;
 }
 
-/* The event between others, on three threads. */
+/* The event between others, now and then on three threads (waking them costs more than the work). */
 static void check_batching(const world *w, const outcome *alone)
 {
     static outcome batched[3];
@@ -517,7 +522,7 @@ static void check_batching(const world *w, const outcome *alone)
     }
     events[1].rows = fewer;
     events[1].n_rows = w->n_rows / 2;
-    EXPECT(run_plan(w, NULL, 3, events, 3, batched, NULL) == TRIA_OK);
+    EXPECT(run_plan(w, NULL, w->seed % 8 == 0 ? 3 : 0, events, 3, batched, NULL) == TRIA_OK);
     EXPECT(same_bits(&batched[0], alone));
     EXPECT(same_bits(&batched[2], alone));
 }
@@ -635,7 +640,9 @@ static void check_world(world *w, tria_device *reference)
     const double epsilon = conditioning * global_factor(w, reference);
     compare_sets(w, &cpu, &ref, epsilon, "cpu and reference");
     check_permutation(w, &cpu, epsilon);
-    check_ranks(w, &cpu, epsilon);
+    if (w->seed % 4 == 0) { /* a thread per rank */
+        check_ranks(w, &cpu, epsilon);
+    }
 }
 
 int main(int argc, char **argv)

@@ -47,18 +47,18 @@ static void *grab(size_t size)
 
 static void random_geometry(world *w)
 {
-    static const int32_t dims[] = {8, 16, 16, 24, 32, 32, 64, 96, 128};
+    static const int32_t dims[] = {8, 8, 16, 16, 24, 32, 64, 96, 128}; /* small ones: many configurations */
     const int32_t n_heads = 1 + world_below(w, WORLD_HEADS);
     const bool mixed = chance(w, 4);
     const bool blocks = w->dtype >= TRIA_DTYPE_Q8_0;
-    int32_t dim = dims[world_below(w, 9)];
-    int32_t group = chance(w, 12) ? 16 : 1 + world_below(w, 5);
+    int32_t dim = dims[world_below(w, chance(w, 4) ? 9 : 6)];
+    int32_t group = chance(w, 40) ? 16 : 1 + world_below(w, 5);
     w->n_layers = 1 + world_below(w, WORLD_LAYERS);
     for (int32_t l = 0; l < w->n_layers; l++) {
         tria_layer_params *g = &w->geometry[l];
         tria_layer_params_init(g);
         if (mixed) {
-            dim = chance(w, 60) ? 576 : dims[world_below(w, 9)];
+            dim = chance(w, 200) ? 576 : dims[world_below(w, 9)];
             group = 1 + world_below(w, 5);
         }
         if (blocks || w->k_state == TRIA_K_HADAMARD) {
@@ -394,7 +394,7 @@ static void random_settings(world *w)
     p->calibration = w->calibration;
     p->layout = &w->view;
     p->offsets = chance(w, 4);
-    p->offset_max = chance(w, 3) ? 1 << world_below(w, 12) : 65536;
+    p->offset_max = chance(w, 6) ? 65536 : 1 << world_below(w, 6);
     p->disable_trig = chance(w, 12);
     p->disable_norm_excess = chance(w, 8);
     p->content_weight = chance(w, 3) ? world_float(w) : 1.0F;
@@ -426,7 +426,7 @@ void world_init(world *w, uint64_t seed)
     w->state = (seed + 1) * 0x9e3779b97f4a7c15ULL;
     w->dtype = world_below(w, TRIA_DTYPE_COUNT);
     /* plans for raw keys take long to make */
-    w->k_state = chance(w, 20) ? TRIA_K_RAW : chance(w, 6) ? TRIA_K_HADAMARD : TRIA_K_ROTATED;
+    w->k_state = chance(w, 40) ? TRIA_K_RAW : chance(w, 6) ? TRIA_K_HADAMARD : TRIA_K_ROTATED;
     w->n_rows = chance(w, 20) ? world_below(w, 3) : 1 + world_below(w, WORLD_ROWS);
     random_geometry(w);
     random_calibration(w);
