@@ -91,14 +91,6 @@ static int check_usage(const inputs *in, const char *command)
     return CLI_CONTINUE;
 }
 
-/* Notes are `tria inspect`'s. */
-static void report_finding(void *context, tria_finding_severity severity, int32_t layer, const char *text)
-{
-    if (severity == TRIA_FINDING_WARNING) {
-        cli_report_finding(context, severity, layer, text);
-    }
-}
-
 static int load_model_and_calibration(inputs *in)
 {
     tria_error error;
@@ -108,15 +100,10 @@ static int load_model_and_calibration(inputs *in)
     if (cli_load_calibration(in->calibration_path, in->model, &in->calibration, &error) != TRIA_OK) {
         return cli_library_error(in->calibration_path, &error);
     }
-    if (in->model == NULL) {
-        return CLI_CONTINUE;
-    }
-    /* Warnings are of interest only when nothing is fatal: a bad input is one line. */
-    if (tria_calibration_match(in->calibration, in->model, NULL, NULL, &error) != TRIA_OK) {
+    if (in->model != NULL &&
+        tria_calibration_match(in->calibration, in->model, NULL, NULL, &error) != TRIA_OK) {
         return cli_library_error(in->calibration_path, &error);
     }
-    tria_calibration_match(in->calibration, in->model, report_finding,
-                           (void *)(uintptr_t)in->calibration_path, &error);
     return CLI_CONTINUE;
 }
 
@@ -243,6 +230,23 @@ int inputs_load(inputs *in, const char *command)
         build_plan_params(in);
     }
     return code;
+}
+
+/* Notes are `tria inspect`'s. */
+static void report_finding(void *context, tria_finding_severity severity, int32_t layer, const char *text)
+{
+    if (severity == TRIA_FINDING_WARNING) {
+        cli_report_finding(context, severity, layer, text);
+    }
+}
+
+void inputs_report_match(const inputs *in)
+{
+    tria_error error;
+    if (in->model_path != NULL) {
+        tria_calibration_match(in->calibration, in->model, report_finding,
+                               (void *)(uintptr_t)in->calibration_path, &error);
+    }
 }
 
 void inputs_free(inputs *in)

@@ -73,6 +73,9 @@ int inputs_load(inputs *in, const char *command);
 /* True when rows are numbered 0 ... N-1 only because nothing better is known: then a result that depends
  * on positions must be refused. */
 bool inputs_positions_unknown(const inputs *in);
+/* Reports where the calibration and the model given disagree. For when all went well: a bad input is one
+ * line. */
+void inputs_report_match(const inputs *in);
 void inputs_free(inputs *in);
 
 #endif

@@ -105,6 +105,7 @@ static int run_plan(const inputs *in, tria_plan *plan, stage wanted)
         npy_free(&rows);
         return cli_library_error(NULL, &error);
     }
+    inputs_report_match(in);
     out = arrange(plan, in, wanted, &rows);
     if (npy_write(in->output_path, &out, &error) != TRIA_OK) {
         code = cli_library_error(in->output_path, &error);

@@ -199,6 +199,7 @@ static void print_report(const selection *s, const tria_keep *keep, const npy_ar
 /* What a user should know although the set is right. */
 static void print_warnings(const selection *s, const tria_keep *keep)
 {
+    inputs_report_match(&s->in);
     if (keep->over_budget > 0) {
         cli_message("warning: %d more protected rows than the budget", keep->over_budget);
     }
