@@ -309,7 +309,7 @@ static tria_status add_tokens(tria_accumulator *accumulator, const tria_queries 
             phases_at(geometry, queries->positions[token], phases);
         }
         for (int32_t h = 0; h < queries->n_heads; h++) {
-            const size_t head = (size_t)(queries->head_first + h);
+            const size_t head = (size_t)queries->head_first + (size_t)h;
             double *sums = layer->sums + 2 * head * layer->n_sums;
             load_row(queries, token, h, geometry->head_dim, row);
             row_values(geometry, layer, row, queries->positions != NULL ? phases : NULL, values);

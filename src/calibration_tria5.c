@@ -152,7 +152,7 @@ static tria_status read_heads(cursor *body, int32_t index, tria_calibration *cal
     if (presence == NULL || content == NULL) {
         return ends_early(body, "a layer's presence bits", error);
     }
-    for (int32_t h = 0; h < (int32_t)(32 * n_words); h++) {
+    for (int32_t h = 0; h < 32 * (int32_t)n_words; h++) {
         const uint32_t bit = 1U << h % 32;
         const bool has_content = (tria_load_u32(content + h / 32 * 4) & bit) != 0;
         const int32_t n_content = has_content ? layer->geometry.head_dim - layer->geometry.rotary_dim : 0;

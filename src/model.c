@@ -128,11 +128,11 @@ static void own_frequencies(tria_model *model)
     for (int32_t l = 0; l < model->n_layers; l++) {
         tria_layer_params *layer = &model->layers[l];
         const int32_t n_freq = layer->rotary_dim / 2;
-        double *inv_freq = next;
-        double *scale = next + n_freq;
         if (layer->n_q_heads == 0) {
             continue;
         }
+        double *inv_freq = next;
+        double *scale = next + n_freq;
         next += 2 * n_freq;
         if (layer->inv_freq != NULL) {
             memcpy(inv_freq, layer->inv_freq, (size_t)n_freq * sizeof(double));

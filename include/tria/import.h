@@ -2,7 +2,8 @@
  * tria/import.h - files that need a zip or JSON library: torch .pt, JSON, safetensors, model descriptions.
  *
  * A separate library (libtria-import, pkg-config tria-import), so that an engine that only reads .tria
- * files depends on nothing. Files are data: nothing in them is ever executed.
+ * files depends on nothing. Files are data: nothing in them is ever executed, and reading one takes at most
+ * four times its size in memory (JSON text, whose numbers may be a byte long: up to 24 times).
  */
 #ifndef TRIA_IMPORT_H
 #define TRIA_IMPORT_H

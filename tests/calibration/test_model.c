@@ -51,6 +51,8 @@ static void test_defaults(void **state)
     assert_int_equal(got.kv_source, -1);
     assert_int_equal(tria_model_layer(model, 2, &got, NULL), TRIA_E_ARGUMENT);
     tria_model_destroy(model);
+    assert_int_equal(create(&layers[1], 1, &model, NULL), TRIA_OK); /* no attention at all */
+    tria_model_destroy(model);
 }
 
 static void test_refusals(void **state)
