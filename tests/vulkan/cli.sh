@@ -13,8 +13,7 @@ trap 'rm -rf "$out"' EXIT
 }
 failed=0
 count=0
-for folder in "$data"/golden_spec/compact_f16 "$data"/golden_spec/compact_q8_0 "$data"/golden_spec/modes \
-    "$data"/golden_spec/dtype_* "$data"/golden_spec/mla; do
+for folder in "$data"/golden_spec/compact_q8_0 "$data"/golden_spec/modes; do
     mkdir -p "$out/cpu" "$out/vulkan"
     lines=$(sed -n 's/^cli\.[^ ]* \(compact\|select\) /\1 /p' "$folder/manifest.txt")
     while read -r line; do
