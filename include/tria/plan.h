@@ -166,8 +166,8 @@ typedef struct tria_range {
 typedef struct tria_terms tria_terms; /* norm and content terms kept per key, see tria_terms_create() */
 
 /* Control data in device memory, for device backends: then nothing is read on the host and an event can
- * be captured in a graph and replayed. Any member may be NULL: the host value is used instead. On Vulkan
- * `base` is a VkBuffer handle, elsewhere a device pointer. */
+ * be captured in a graph and replayed. Any member may be NULL: the host value is used instead. The
+ * Vulkan backend refuses such tables (UNSUPPORTED). */
 typedef struct tria_device_span {
     void *base;
     uint64_t offset; /* bytes */
@@ -185,8 +185,8 @@ typedef struct tria_device_tables {
     tria_device_span moves; /* i32 [capacity][4], out */
     int64_t moves_capacity;
     tria_device_span n_moves; /* i32, out */
-    tria_device_span t;       /* i64, in; not on Vulkan */
-    tria_device_span prompts; /* i32 [n_prompts of the event][2], in; not on Vulkan */
+    tria_device_span t;       /* i64, in */
+    tria_device_span prompts; /* i32 [n_prompts of the event][2], in */
     tria_device_span report; /* i32 [4], out of select: over_budget, n_nan, n_zero_heads of tria_keep, and 1
                                 when rows or positions differ where the mode needs them equal */
 } tria_device_tables;
