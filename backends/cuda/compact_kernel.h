@@ -160,14 +160,16 @@ PORT_DEVICE bool lane_of(const Plan &plan, const Event &event, const Kv &kv, int
 
 static constexpr int move_words = 4; /* per thread and batch */
 
-/* Moves `n_words` words from `first_word` on of every row, in order. */
+/* Moves `n_words` words from `first_word` on of the rows of moves first_move, first_move + 1 ..., a batch
+ * at a time and every `stride`-th batch: all of a batch is read before any of it is written. */
 template <class V>
-PORT_DEVICE void move_stable(const Plan &plan, const Lane &lane, const Gather &gather, int first_word,
-                             int n_words)
+PORT_DEVICE void move_words_of_rows(const Plan &plan, const Lane &lane, const Gather &gather,
+                                    int first_word, int n_words, int first_batch, int stride)
 {
     const int n_moves = gather.n_moves();
     const int batch = port_threads() * move_words / n_words;
-    for (int done = 0; done < n_moves; done += batch) {
+    PORT_ROLLED
+    for (int done = first_batch * batch; done < n_moves; done += stride * batch) {
         const int n_rows = n_moves - done < batch ? n_moves - done : batch;
         V words[move_words];
         PORT_UNROLL
@@ -195,44 +197,27 @@ PORT_DEVICE void move_stable(const Plan &plan, const Lane &lane, const Gather &g
     }
 }
 
-template <class V>
-PORT_DEVICE void move_any_order(const Plan &plan, const Lane &lane, const Gather &gather, int piece,
-                                int n_pieces)
-{
-    const int n_words = lane.run_bytes / (int)sizeof(V) * lane.n_runs;
-    const int n_moves = gather.n_moves();
-    const int64_t total = (int64_t)n_moves * n_words;
-    for (int64_t i = (int64_t)piece * port_threads() + port_thread(); i < total;
-         i += (int64_t)n_pieces * port_threads()) {
-        const int move = (int)(lane.rows_first ? i % n_moves : i / n_words);
-        const int word = (int)(lane.rows_first ? i / n_moves : i % n_words);
-        const int from = gather.source(move);
-        if (from < gather.n) {
-            const V value = port_load<V>(lane.base, lane.offset(plan, from, word, (int)sizeof(V)));
-            port_store<V>(lane.base, lane.offset(plan, gather.target(move), word, (int)sizeof(V)), value);
-        }
-    }
-}
-
+/* Under `stable` blocks share a slot by words, which keeps every row's order; under `fill_holes` by rows.
+ */
 template <class V>
 PORT_DEVICE void move_lane(const Plan &plan, const Lane &lane, const Gather &gather, int piece,
                            int n_pieces)
 {
-    if (gather.fill_holes) {
-        move_any_order<V>(plan, lane, gather, piece, n_pieces);
-        return;
-    }
     const int n_words = lane.run_bytes / (int)sizeof(V) * lane.n_runs;
     const int most = port_threads() * move_words; /* a batch holds at least one row */
-    int share = (n_words + n_pieces - 1) / n_pieces;
+    const int shares = gather.fill_holes ? 1 : n_pieces;
+    int share = (n_words + shares - 1) / shares;
     share = share < most ? share : most;
-    for (int first = piece * share; first < n_words; first += n_pieces * share) {
-        move_stable<V>(plan, lane, gather, first, n_words - first < share ? n_words - first : share);
+    PORT_ROLLED
+    for (int first = gather.fill_holes ? 0 : piece * share; first < n_words; first += shares * share) {
+        const int left = n_words - first;
+        move_words_of_rows<V>(plan, lane, gather, first, left < share ? left : share,
+                              gather.fill_holes ? piece : 0, gather.fill_holes ? n_pieces : 1);
     }
 }
 
 /* Blocks: (pieces, slots * lanes, events). */
-PORT_KERNEL(block_threads) move_kernel(CompactArgs args)
+PORT_KERNEL_OF(block_threads, 4) move_kernel(CompactArgs args)
 {
     const Plan &plan = args.call.plan;
     const Event event = port_global(args.call.events)[port_block_z()];
@@ -270,14 +255,13 @@ PORT_DEVICE void zero_lane(const Plan &plan, const Lane &lane, const Gather &gat
                            const unsigned char *shared, int piece, int n_pieces)
 {
     const int n_words = lane.run_bytes / (int)sizeof(V) * lane.n_runs;
-    const int n_rows = gather.n - gather.count;
-    const int64_t total = (int64_t)n_rows * n_words;
-    for (int64_t i = (int64_t)piece * port_threads() + port_thread(); i < total;
-         i += (int64_t)n_pieces * port_threads()) {
-        const int row = gather.count + (int)(lane.rows_first ? i % n_rows : i / n_words);
-        const int word = (int)(lane.rows_first ? i / n_rows : i % n_words);
+    PORT_ROLLED
+    for (int row = gather.count + piece; row < gather.n; row += n_pieces) {
         if (shared == nullptr || port_global(shared)[row / plan.tokens_per_page] == 0) {
-            port_store<V>(lane.base, lane.offset(plan, row, word, (int)sizeof(V)), V());
+            PORT_ROLLED
+            for (int word = port_thread(); word < n_words; word += port_threads()) {
+                port_store<V>(lane.base, lane.offset(plan, row, word, (int)sizeof(V)), V());
+            }
         }
     }
 }

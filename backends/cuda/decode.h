@@ -83,7 +83,8 @@ template <class V> struct Decode8 {
         }
     }
 };
-/* e4m3 has half's exponent and mantissa, less wide: moved into place they are off by the biases' difference. */
+/* e4m3 has half's exponent and mantissa, less wide: moved into place they are off by the biases'
+ * difference. */
 struct ValueE4m3fn {
     static PORT_DEVICE float value(uint8_t bits)
     {
@@ -120,12 +121,7 @@ template <class B> struct DecodeBlock {
     {
         float x[4];
         load<4>(row, d & ~3, x);
-        float value = x[0];
-        PORT_UNROLL
-        for (int i = 1; i < 4; i++) {
-            value = (d & 3) == i ? x[i] : value;
-        }
-        return value;
+        return (d & 2) != 0 ? ((d & 1) != 0 ? x[3] : x[2]) : (d & 1) != 0 ? x[1] : x[0];
     }
     template <int N, class P> static PORT_DEVICE void load(P row, int d, float *x)
     {
@@ -135,7 +131,8 @@ template <class B> struct DecodeBlock {
 /* Four bytes from an even address. */
 template <class P> PORT_DEVICE uint32_t load_word(P bytes, int offset)
 {
-    return (uint32_t)port_load<uint16_t>(bytes, offset) | (uint32_t)port_load<uint16_t>(bytes, offset + 2) << 16;
+    return (uint32_t)port_load<uint16_t>(bytes, offset) | (uint32_t)port_load<uint16_t>(bytes, offset + 2)
+                                                              << 16;
 }
 /* N 4-bit codes: elements 0-15 are the low nibbles of 16 bytes, 16-31 the high ones. */
 template <int N, class P> PORT_DEVICE void load_nibbles(P bytes, int offset, int *codes)

@@ -44,11 +44,12 @@ cudaError_t launch_compare(const Call &call, const Extent &extent, cudaStream_t 
     return PORT_LAUNCH(compare_kernel, grid, block_threads, 0, stream, call);
 }
 
-cudaError_t launch_normalise(const Call &call, const Extent &extent, bool grouped, cudaStream_t stream)
+cudaError_t launch_normalise(const Call &call, const Extent &extent, bool ranked_only, bool grouped,
+                             cudaStream_t stream)
 {
     cudaError_t error = cudaSuccess;
     if (call.plan.n_chunks > 0) {
-        const NormalArgs raw = {call, 0, call.plan.tile_rows};
+        const NormalArgs raw = {call, 0, ranked_only, call.plan.tile_rows};
         const dim3 grid((unsigned)(call.plan.n_chunks * columns), (unsigned)extent.n_events);
         error = PORT_LAUNCH(normal_kernel, grid, 64, 64 * sizeof(Partial), stream, raw);
     }
@@ -62,7 +63,7 @@ cudaError_t launch_normalise(const Call &call, const Extent &extent, bool groupe
 cudaError_t launch_rank(const Call &call, const Extent &extent, cudaStream_t stream)
 {
     if (call.plan.mode == TRIA_MODE_GLOBAL && call.plan.normalize_over != TRIA_NORMALIZE_NONE) {
-        const NormalArgs grouped = {call, 1, block_threads};
+        const NormalArgs grouped = {call, 1, 0, block_threads};
         const dim3 grid((unsigned)call.plan.n_kv, (unsigned)extent.n_events);
         const cudaError_t error =
             PORT_LAUNCH(normal_kernel, grid, 64, 64 * sizeof(Partial), stream, grouped);

@@ -35,7 +35,8 @@ cudaError_t launch_compare(const Call &call, const Extent &extent, cudaStream_t 
 cudaError_t launch_score(const Call &call, const Extent &extent, const ScoreLaunch &launch,
                          bool ranked_only, cudaStream_t stream);
 /* Normalises raw scores; groups them as well if `grouped`. */
-cudaError_t launch_normalise(const Call &call, const Extent &extent, bool grouped, cudaStream_t stream);
+cudaError_t launch_normalise(const Call &call, const Extent &extent, bool ranked_only, bool grouped,
+                             cudaStream_t stream);
 cudaError_t launch_rank(const Call &call, const Extent &extent, cudaStream_t stream);
 /* After an all-reduce, turns what rank left into scores. */
 cudaError_t launch_reduced(const Call &call, const Extent &extent, cudaStream_t stream);

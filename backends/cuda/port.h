@@ -38,6 +38,11 @@ __device__ __forceinline__ float port_sqrt(float x)
     asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(x));
     return root;
 }
+/* The quotient within two units in the last place, without a subroutine. */
+__device__ __forceinline__ float port_divide(float a, float b)
+{
+    return __fdividef(a, b);
+}
 /* A half-precision number's value, exact. */
 __device__ __forceinline__ float port_half(uint16_t bits)
 {

@@ -84,7 +84,8 @@ PORT_KERNEL(block_threads) compare_kernel(Call call)
         const Kv theirs = port_global(plan.kvs)[other];
         const int n = row_count(plan, event, slot);
         bool differs = n != row_count(plan, event, other);
-        if (!differs && event.positions != nullptr && !(position_table(event, kv) == position_table(event, theirs))) {
+        if (!differs && event.positions != nullptr &&
+            !(position_table(event, kv) == position_table(event, theirs))) {
             for (int row = port_thread(); row < n; row += port_threads()) {
                 differs |= position_of(event, kv, row) != position_of(event, theirs, row);
             }
@@ -107,7 +108,8 @@ PORT_DEVICE Partial sum_of_block(sptr<Partial> scratch, Partial mine)
         if (port_thread() < stride) {
             const Partial a = scratch[port_thread()];
             const Partial b = scratch[port_thread() + stride];
-            scratch[port_thread()] = Partial{a.sum + b.sum, a.squares + b.squares, a.count + b.count, a.n_finite + b.n_finite};
+            scratch[port_thread()] =
+                Partial{a.sum + b.sum, a.squares + b.squares, a.count + b.count, a.n_finite + b.n_finite};
         }
         port_barrier();
     }
@@ -120,6 +122,7 @@ PORT_DEVICE Partial sum_of_block(sptr<Partial> scratch, Partial mine)
 struct NormalArgs {
     Call call;
     int32_t grouped;
+    int32_t ranked_only; /* slots without a set have not been scored */
     int32_t tile_rows;
 };
 
@@ -136,7 +139,7 @@ PORT_KERNEL(64) normal_kernel(NormalArgs args)
     }
     const int slot = args.grouped ? i : (int)*port_global(&chunk->slot);
     const Kv kv = port_global(plan.kvs)[slot];
-    if (args.grouped && (kv.set < 0 || kv.n_queries == 0)) {
+    if ((args.grouped && (kv.set < 0 || kv.n_queries == 0)) || (args.ranked_only && kv.set < 0)) {
         return;
     }
     const int n = row_count(plan, event, slot);
@@ -172,7 +175,8 @@ PORT_DEVICE float normalise(float score, const Normal &normal)
     if (normal.all_zero) {
         return 0.0f;
     }
-    return is_finite(score) ? ((score - normal.mean_high) - normal.mean_low) * normal.factor : not_a_number();
+    return is_finite(score) ? ((score - normal.mean_high) - normal.mean_low) * normal.factor
+                            : not_a_number();
 }
 
 /* Max or mean that skips NaN; NaN when there is nothing else. */
@@ -182,13 +186,16 @@ struct Accumulator {
     PORT_DEVICE void add(float x, bool mean)
     {
         if (x == x) {
-            value = count == 0 ? (double)x : mean ? value + (double)x : (double)x > value ? (double)x : value;
+            value = count == 0          ? (double)x
+                    : mean              ? value + (double)x
+                    : (double)x > value ? (double)x
+                                        : value;
             count++;
         }
     }
     PORT_DEVICE float result(bool mean) const
     {
-        return count == 0 ? not_a_number() : mean ? (float)value / (float)count : (float)value;
+        return count == 0 ? not_a_number() : mean ? port_divide((float)value, (float)count) : (float)value;
     }
 };
 
@@ -202,8 +209,10 @@ PORT_DEVICE float z_of(const Plan &plan, const Event &event, int q, int row)
 PORT_DEVICE float group_of(const Plan &plan, const Event &event, const Kv &kv, int row)
 {
     Accumulator group;
+    PORT_ROLLED
     for (int i = 0; i < kv.n_queries; i++) {
-        group.add(z_of(plan, event, port_global(plan.calibrated)[kv.first_query + i], row), plan.group_mean);
+        group.add(z_of(plan, event, port_global(plan.calibrated)[kv.first_query + i], row),
+                  plan.group_mean);
     }
     return group.result(plan.group_mean);
 }
@@ -216,7 +225,8 @@ PORT_KERNEL(block_threads) group_kernel(Call call)
     const int slot = port_block_y();
     const Kv kv = port_global(plan.kvs)[slot];
     const int n = row_count(plan, event, slot);
-    gptr<const uint32_t> protect = port_global((const uint32_t *)event.protect) + (int64_t)slot * plan.row_words;
+    gptr<const uint32_t> protect =
+        port_global((const uint32_t *)event.protect) + (int64_t)slot * plan.row_words;
     for (int tile = port_block_x(); tile * port_threads() < n; tile += port_grid_x()) {
         const int row = tile * port_threads() + port_thread();
         Partial mine = {0.0, 0.0, 0, 0};
@@ -225,7 +235,8 @@ PORT_KERNEL(block_threads) group_kernel(Call call)
             port_global(event.grouped)[(int64_t)slot * plan.max_rows + row] = x;
             if (is_finite(x)) {
                 mine.n_finite = 1;
-                if (plan.normalize_over != TRIA_NORMALIZE_CANDIDATES || (protect[row / 32] >> (row % 32) & 1) == 0) {
+                if (plan.normalize_over != TRIA_NORMALIZE_CANDIDATES ||
+                    (protect[row / 32] >> (row % 32) & 1) == 0) {
                     mine = Partial{(double)x, (double)x * (double)x, 1, 1};
                 }
             }
@@ -240,11 +251,14 @@ PORT_KERNEL(block_threads) group_kernel(Call call)
 }
 
 /* z of every calibrated query head that scores keys of slots with a set, of one layer or (-1) of all. */
-PORT_DEVICE void add_queries(const Plan &plan, const Event &event, int layer, int row, bool mean, Accumulator *sum)
+PORT_DEVICE void add_queries(const Plan &plan, const Event &event, int layer, int row, bool mean,
+                             Accumulator *sum)
 {
+    PORT_ROLLED
     for (int slot = 0; slot < plan.n_kv; slot++) {
         const Kv kv = port_global(plan.kvs)[slot];
         if (kv.set >= 0 && (layer < 0 || kv.layer == layer)) {
+            PORT_ROLLED
             for (int i = 0; i < kv.n_queries; i++) {
                 sum->add(z_of(plan, event, port_global(plan.calibrated)[kv.first_query + i], row), mean);
             }
@@ -263,10 +277,12 @@ PORT_DEVICE Accumulator final_of(const Plan &plan, const Event &event, const Set
     Accumulator sum;
     const bool mean = takes_mean(plan, set);
     if (set.borrows || plan.mode == TRIA_MODE_UNION) {
-        const int layer = plan.mode == TRIA_MODE_PER_LAYER_PER_HEAD ? port_global(plan.kvs)[set.slot].layer : -1;
+        const int layer =
+            plan.mode == TRIA_MODE_PER_LAYER_PER_HEAD ? port_global(plan.kvs)[set.slot].layer : -1;
         add_queries(plan, event, layer, row, mean, &sum);
         return sum;
     }
+    PORT_ROLLED
     for (int i = 0; i < set.n_slots; i++) {
         const int slot = port_global(plan.set_slots)[set.first + i];
         const Kv kv = port_global(plan.kvs)[slot];
@@ -278,7 +294,8 @@ PORT_DEVICE Accumulator final_of(const Plan &plan, const Event &event, const Set
                                       ? Normal{0.0f, 0.0f, 1.0f, 0}
                                       : (Normal)port_global((const Normal *)event.kv_normals)[slot];
             const float x = port_global((const float *)event.grouped)[(int64_t)slot * plan.max_rows + row];
-            sum.add((float)((double)normalise(x, normal) * *port_global(&plan.layers[kv.layer].weight)), mean);
+            sum.add((float)((double)normalise(x, normal) * *port_global(&plan.layers[kv.layer].weight)),
+                    mean);
         } else {
             sum.add(group_of(plan, event, kv, row), mean);
         }
@@ -298,7 +315,7 @@ PORT_DEVICE bool reduced_over_ranks(const Plan &plan, const Event &event, const 
 
 /* Blocks: (rows, sets, events). With other ranks to combine with, sums (in reduce_counts: of how many) or
  * maxima, -inf for none. */
-PORT_KERNEL(block_threads) rank_kernel(Call call)
+PORT_KERNEL_OF(block_threads, 4) rank_kernel(Call call)
 {
     const Plan &plan = call.plan;
     const Event event = port_global(call.events)[port_block_z()];
@@ -307,7 +324,9 @@ PORT_KERNEL(block_threads) rank_kernel(Call call)
     const int n = row_count(plan, event, set.slot);
     const bool by_position = ranked_by_position(event, set);
     const bool mean = takes_mean(plan, set);
-    for (int row = port_block_x() * port_threads() + port_thread(); row < n; row += port_grid_x() * port_threads()) {
+    PORT_ROLLED
+    for (int row = port_block_x() * port_threads() + port_thread(); row < n;
+         row += port_grid_x() * port_threads()) {
         const int64_t at = (int64_t)s * plan.max_rows + row;
         float score = not_a_number();
         if (!by_position) {
@@ -336,11 +355,13 @@ PORT_KERNEL(block_threads) reduced_kernel(Call call)
         return;
     }
     gptr<float> scores = port_global(event.final_scores) + (int64_t)s * plan.max_rows;
-    for (int row = port_block_x() * port_threads() + port_thread(); row < n; row += port_grid_x() * port_threads()) {
+    for (int row = port_block_x() * port_threads() + port_thread(); row < n;
+         row += port_grid_x() * port_threads()) {
         const float score = scores[row];
         if (takes_mean(plan, set)) {
-            const float count = port_global((const float *)event.reduce_counts)[(int64_t)s * plan.max_rows + row];
-            scores[row] = count > 0.0f ? score / count : not_a_number();
+            const float count =
+                port_global((const float *)event.reduce_counts)[(int64_t)s * plan.max_rows + row];
+            scores[row] = count > 0.0f ? port_divide(score, count) : not_a_number();
         } else {
             scores[row] = is_finite(score) ? score : not_a_number();
         }
@@ -360,18 +381,22 @@ PORT_KERNEL(block_threads) pool_kernel(Call call)
     const int n = row_count(plan, event, set.slot);
     const bool ordered = port_global(event.unordered)[set.slot] == 0;
     gptr<const float> scores = port_global((const float *)event.final_scores) + (int64_t)s * plan.max_rows;
-    for (int row = port_block_x() * port_threads() + port_thread(); row < n; row += port_grid_x() * port_threads()) {
+    for (int row = port_block_x() * port_threads() + port_thread(); row < n;
+         row += port_grid_x() * port_threads()) {
         const int64_t p = position_of(event, kv, row);
         Accumulator best;
         best.add(scores[row], false);
         if (ordered) {
+            PORT_ROLLED
             for (int i = row - 1; i >= 0 && p - position_of(event, kv, i) <= plan.pool_radius; i--) {
                 best.add(scores[i], false);
             }
+            PORT_ROLLED
             for (int i = row + 1; i < n && position_of(event, kv, i) - p <= plan.pool_radius; i++) {
                 best.add(scores[i], false);
             }
         } else {
+            PORT_ROLLED
             for (int i = 0; i < n; i++) {
                 const int64_t away = position_of(event, kv, i) - p;
                 if (away <= plan.pool_radius && -away <= plan.pool_radius) {

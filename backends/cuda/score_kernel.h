@@ -2,9 +2,10 @@
  * score_kernel.h - raw scores and their statistics in one pass over K (specification, section 2).
  *
  * A block brings a tile of rows to shared memory, 16 bytes per load and several in flight, whatever the
- * layout; then one thread scores one row for the query heads of a chunk. A thread adds up its row in an order
- * that depends on the geometry alone, so equal rows tie exactly wherever they lie. Keys that need work before
- * they can be scored (before RoPE, or Hadamard-transformed) are decoded to float in shared memory first.
+ * layout; then one thread scores one row for the query heads of a chunk. A thread adds up its row in an
+ * order that depends on the geometry alone, so equal rows tie exactly wherever they lie. Keys that need
+ * work before they can be scored (before RoPE, or Hadamard-transformed) are decoded to float in shared
+ * memory first.
  */
 #ifndef TRIA_CUDA_SCORE_KERNEL_H
 #define TRIA_CUDA_SCORE_KERNEL_H
@@ -161,7 +162,8 @@ struct Sums {
 
 /* One rotary pair: its linear terms, and with WITH_NORM its magnitude's. */
 template <bool WITH_NORM>
-PORT_DEVICE void add_pair(float re, float im, int f, gptr<const unsigned char> lin, gptr<const unsigned char> mag, Sums *sums)
+PORT_DEVICE void add_pair(float re, float im, int f, gptr<const unsigned char> lin,
+                          gptr<const unsigned char> mag, Sums *sums)
 {
     const Float4 w_re = port_load<Float4>(lin, (int64_t)f * 32);
     const Float4 w_im = port_load<Float4>(lin, (int64_t)f * 32 + 16);
@@ -183,7 +185,8 @@ PORT_DEVICE void add_pair(float re, float im, int f, gptr<const unsigned char> l
 
 /* One pass over the rotary pairs. */
 template <class D, bool WITH_NORM, class P>
-PORT_DEVICE void add_pairs(P row, const Shape &shape, gptr<const unsigned char> lin, gptr<const unsigned char> mag, Sums *sums)
+PORT_DEVICE void add_pairs(P row, const Shape &shape, gptr<const unsigned char> lin,
+                           gptr<const unsigned char> mag, Sums *sums)
 {
     const int first = shape.rotary_offset;
     PORT_UNROLL
@@ -200,13 +203,16 @@ PORT_DEVICE void add_pairs(P row, const Shape &shape, gptr<const unsigned char> 
         return;
     }
     PORT_ROLLED
-    for (int f0 = 0; f0 < shape.n_freq; f0 += step) {
+    const int second = shape.half ? shape.n_freq : step;
+    const int stride = shape.half ? step : 2 * step;
+    for (int f0 = 0, d = first; f0 < shape.n_freq; f0 += step, d += stride) {
         float x[2 * step]; /* half: real parts, imaginary parts; interleaved: pairs */
-        D::template load<step>(row, shape.half ? first + f0 : first + 2 * f0, x);
-        D::template load<step>(row, shape.half ? first + shape.n_freq + f0 : first + 2 * f0 + step, x + step);
+        D::template load<step>(row, d, x);
+        D::template load<step>(row, d + second, x + step);
         PORT_UNROLL
         for (int i = 0; i < step; i++) {
-            add_pair<WITH_NORM>(shape.half ? x[i] : x[2 * i], shape.half ? x[step + i] : x[2 * i + 1], f0 + i, lin, mag, sums);
+            add_pair<WITH_NORM>(shape.half ? x[i] : x[2 * i], shape.half ? x[step + i] : x[2 * i + 1],
+                                f0 + i, lin, mag, sums);
         }
     }
 }
@@ -222,7 +228,8 @@ PORT_DEVICE void add_content(float x, int index, gptr<const unsigned char> weigh
 
 /* Content dimensions [begin, end), the first of which has index `index` among them. */
 template <class D, class P>
-PORT_DEVICE void add_contents(P row, gptr<const unsigned char> weights, int begin, int end, int index, Sums *sums)
+PORT_DEVICE void add_contents(P row, gptr<const unsigned char> weights, int begin, int end, int index,
+                              Sums *sums)
 {
     int d = begin;
     PORT_ROLLED
@@ -257,11 +264,15 @@ template <class D, class P> PORT_DEVICE bool any_nonzero(P row, const Shape &sha
 
 /* The scores of one row for the columns of a chunk; whether the row holds anything but zeros. */
 template <class D, class P>
-PORT_DEVICE bool score_row(P row, float scale, const Plan &plan, const Shape &shape, const Chunk &chunk,
-                           gptr<const unsigned char> all_lin, float *scores)
+PORT_DEVICE bool score_row(P row, const Plan &plan, const Source &source, const Chunk *chunk,
+                           sptr<const float> row_scale, float *scores)
 {
-    gptr<const unsigned char> lin = all_lin + 4 * chunk.lin;
-    gptr<const unsigned char> mag = port_global((const unsigned char *)plan.mag) + 4 * chunk.mag;
+    const Shape shape = *port_global(&source.layer->shape);
+    float *all_lin = *port_global(&source.event->lin);
+    gptr<const unsigned char> lin =
+        port_global((const unsigned char *)all_lin) + 4 * *port_global(&chunk->lin);
+    gptr<const unsigned char> mag =
+        port_global((const unsigned char *)plan.mag) + 4 * *port_global(&chunk->mag);
     Sums sums = {};
     add_pairs<D, true>(row, shape, lin, mag, &sums);
     if (plan.offsets_max) {
@@ -278,29 +289,35 @@ PORT_DEVICE bool score_row(P row, float scale, const Plan &plan, const Shape &sh
         }
         sums.linear[0] = best;
     }
-    if (chunk.content >= 0) {
-        gptr<const unsigned char> weights = port_global((const unsigned char *)plan.content) + 4 * chunk.content;
+    const int64_t content = *port_global(&chunk->content);
+    if (content >= 0) {
+        gptr<const unsigned char> weights = port_global((const unsigned char *)plan.content) + 4 * content;
         add_contents<D>(row, weights, 0, shape.rotary_offset, 0, &sums);
-        add_contents<D>(row, weights, shape.rotary_offset + 2 * shape.n_freq, shape.head_dim, shape.rotary_offset, &sums);
+        add_contents<D>(row, weights, shape.rotary_offset + 2 * shape.n_freq, shape.head_dim,
+                        shape.rotary_offset, &sums);
     }
+    const float scale = row_scale[0];
     PORT_UNROLL
     for (int c = 0; c < columns; c++) {
-        const float linear = chunk.has_content[c] ? sums.linear[c] + sums.content[c] : sums.linear[c];
+        const float linear =
+            port_global(chunk->has_content)[c] ? sums.linear[c] + sums.content[c] : sums.linear[c];
         scores[c] = port_fma(scale, linear, (scale < 0.0f ? -scale : scale) * sums.norm[c]);
     }
     /* magnitudes may have underflowed, and content dimensions have none */
     return scale != 0.0f && (sums.nonzero != 0.0f || any_nonzero<D>(row, shape));
 }
 
-/* Sums of a tile's scores for the chunks from `chunk` on that the block has just scored. `parts` neighbouring
- * threads add up a column, in an order that depends on nothing but the rows' places in the tile. */
-PORT_DEVICE void sum_scores(const Plan &plan, const Source &source, const ScoreShared &shared, int chunk, int n_chunks,
-                            int tile, int n_rows)
+/* Sums of a tile's scores for the chunks from `chunk` on that the block has just scored. `parts`
+ * neighbouring threads add up a column, in an order that depends on nothing but the rows' places in the
+ * tile. */
+PORT_DEVICE void sum_scores(const Plan &plan, const Source &source, const ScoreShared &shared, int chunk,
+                            int n_chunks, int tile, int n_rows)
 {
     const Event event = *port_global(source.event);
     const int n_parts = n_chunks * columns * parts;
     const bool candidates_only = plan.normalize_over == TRIA_NORMALIZE_CANDIDATES;
-    gptr<const uint32_t> protect = port_global((const uint32_t *)event.protect) + (int64_t)source.slot * plan.row_words;
+    gptr<const uint32_t> protect =
+        port_global((const uint32_t *)event.protect) + (int64_t)source.slot * plan.row_words;
     /* whole warps, though the last one may have nothing to add */
     for (int i = port_thread(); i / port_lanes * port_lanes < n_parts; i += port_threads()) {
         const int column = i / parts;
@@ -335,7 +352,8 @@ PORT_DEVICE void sum_scores(const Plan &plan, const Source &source, const ScoreS
 
 /* Scores a tile whose rows lie in shared memory, decoded by D; whether they hold anything but zeros. */
 template <class D>
-PORT_DEVICE bool score_tile(const ScoreArgs &args, const Source &source, const ScoreShared &shared, int tile, int n_rows)
+PORT_DEVICE bool score_tile(const ScoreArgs &args, const Source &source, const ScoreShared &shared,
+                            int tile, int n_rows)
 {
     const Plan &plan = args.call.plan;
     const int r = port_thread() % plan.tile_rows;
@@ -346,22 +364,22 @@ PORT_DEVICE bool score_tile(const ScoreArgs &args, const Source &source, const S
     for (int first = 0; first < kv.n_chunks; first += args.lanes) {
         const int n = kv.n_chunks - first < args.lanes ? kv.n_chunks - first : args.lanes;
         if (lane < n && r < n_rows) {
-            const Chunk chunk = port_global(plan.chunks)[kv.first_chunk + first + lane];
-            const Shape shape = *port_global(&source.layer->shape);
-            const Event event = *port_global(source.event);
+            const Chunk *chunk = plan.chunks + kv.first_chunk + first + lane;
             float scores[columns];
-            nonzero |= score_row<D>(shared.tile + (int64_t)r * args.pitch, shared.scales[r], plan, shape, chunk,
-                                    port_global((const unsigned char *)event.lin), scores);
+            nonzero |= score_row<D>(shared.tile + (int64_t)r * args.pitch, plan, source, chunk,
+                                    shared.scales + r, scores);
+            const Event event = *port_global(source.event);
             PORT_UNROLL
             for (int c = 0; c < columns; c++) {
-                if (chunk.query[c] >= 0) {
+                const int q = port_global(chunk->query)[c];
+                if (q >= 0) {
                     if (!is_finite(scores[c])) {
                         scores[c] = not_a_number();
                         if (kv.set >= 0) {
                             port_atomic_or(&port_global(event.bad_rows)[row / 32], 1u << (row % 32));
                         }
                     }
-                    port_global(event.raw)[(int64_t)chunk.query[c] * plan.max_rows + row] = scores[c];
+                    port_global(event.raw)[(int64_t)q * plan.max_rows + row] = scores[c];
                 }
                 shared.scores[(lane * columns + c) * plan.tile_rows + r] = scores[c];
             }
@@ -374,7 +392,8 @@ PORT_DEVICE bool score_tile(const ScoreArgs &args, const Source &source, const S
 }
 
 /* Addresses and scales of a tile's rows. */
-PORT_DEVICE void locate_tile(const Plan &plan, const Source &source, const ScoreShared &shared, int tile, int n_rows)
+PORT_DEVICE void locate_tile(const Plan &plan, const Source &source, const ScoreShared &shared, int tile,
+                             int n_rows)
 {
     const Tensor k = *port_global(&source.layer->k);
     const EventLayer where = *port_global(source.where);
@@ -457,7 +476,8 @@ PORT_DEVICE void decode_tile(const Source &source, const ScoreShared &shared, ui
 }
 
 /* Undoes the orthonormal Sylvester-Hadamard transform (its own inverse), then the signs. */
-PORT_DEVICE void undo_hadamard(const Plan &plan, const ScoreShared &shared, uint32_t pitch, int dim, int n_rows)
+PORT_DEVICE void undo_hadamard(const Plan &plan, const ScoreShared &shared, uint32_t pitch, int dim,
+                               int n_rows)
 {
     const int size = plan.hadamard_size != 0 ? plan.hadamard_size : dim;
     const int half = dim / 2;
@@ -482,9 +502,10 @@ PORT_DEVICE void undo_hadamard(const Plan &plan, const ScoreShared &shared, uint
     }
 }
 
-/* Rotates raw keys to their positions: e^{ipw} as a product of three tabulated factors, one per digit of p. */
-PORT_DEVICE void rotate_tile(const Plan &plan, const Source &source, const ScoreShared &shared, uint32_t pitch,
-                             int tile, int n_rows)
+/* Rotates raw keys to their positions: e^{ipw} as a product of three tabulated factors, one per digit of p.
+ */
+PORT_DEVICE void rotate_tile(const Plan &plan, const Source &source, const ScoreShared &shared,
+                             uint32_t pitch, int tile, int n_rows)
 {
     const Event event = *port_global(source.event);
     const Kv kv = *port_global(source.kv);
@@ -498,7 +519,8 @@ PORT_DEVICE void rotate_tile(const Plan &plan, const Source &source, const Score
         float s = 0.0f;
         PORT_UNROLL
         for (int digit = 0; digit < 3; digit++) {
-            const int64_t entry = (int64_t)digit * TRIA_ROTATION_DIGITS + (p >> (11 * digit) & (TRIA_ROTATION_DIGITS - 1));
+            const int64_t entry =
+                (int64_t)digit * TRIA_ROTATION_DIGITS + (p >> (11 * digit) & (TRIA_ROTATION_DIGITS - 1));
             const float re = tables[2 * (entry * n_freq + f)];
             const float im = tables[2 * (entry * n_freq + f) + 1];
             const float old = c;

@@ -183,7 +183,7 @@ tria_status run_score(Context *context, const tria_v1_event *events, int n_event
     }
     if (context->plan.n_kv > 0) {
         TRIA_GPU_TRY(
-            check(launch_normalise(control.call, control.extent,
+            check(launch_normalise(control.call, control.extent, ranked_only,
                                    grouped || context->plan.mode == TRIA_MODE_GLOBAL, control.stream),
                   "normalise", error));
     }

@@ -90,6 +90,10 @@ __device__ __forceinline__ float port_sqrt(float x)
 {
     return __builtin_amdgcn_sqrtf(x);
 }
+__device__ __forceinline__ float port_divide(float a, float b)
+{
+    return a / b;
+}
 __device__ __forceinline__ float port_half(uint16_t bits)
 {
     return (float)__builtin_bit_cast(_Float16, bits);

@@ -258,6 +258,10 @@ inline float port_sqrt(float x)
 {
     return sqrtf(x);
 }
+inline float port_divide(float a, float b)
+{
+    return a / b;
+}
 inline float port_bits_float(uint32_t bits)
 {
     float value;
