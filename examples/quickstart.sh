@@ -79,12 +79,12 @@ calibrate()
     printf '%s\n' "$stamp" > "$calibration.stamp"
 }
 
-# Budgets are shares of the task's tokens. Neighbour pooling (pool 8) scores a row by the best within 8
+# Budgets are shares of the task's tokens. Neighbour pooling (pool 6) scores a row by the best within 6
 # positions: a number is five tokens, and keeping three of them keeps nothing.
 measure()
 {
     "$programs/tria-llama-eval" --model "$model" --calibration "$calibration" --text "$TRIA_CACHE/heldout.txt" \
-        --configs none,tria:50:union:8,tria:25:union:8,tria:25,random:25,recent:25 \
+        --configs none,tria:50:union:6,tria:25:union:6,tria:25,random:25,recent:25 \
         --threads "$threads" --json "$build/results.json" --require | tee "$build/results.md"
 }
 

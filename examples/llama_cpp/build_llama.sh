@@ -26,10 +26,17 @@ for tool in cmake c++; do
     command -v $tool >/dev/null 2>&1 || die "'$tool' is missing; run: apt-get install -y cmake g++ ninja-build"
 done
 
+# shellcheck disable=SC2016 # $ORIGIN is for the dynamic linker
+set -- -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_LIBDIR=lib '-DCMAKE_INSTALL_RPATH=$ORIGIN' -DBUILD_SHARED_LIBS=ON \
+    -DLLAMA_BUILD_NUMBER=0 -DLLAMA_BUILD_COMMIT=unknown -DLLAMA_ALL_WARNINGS=OFF -DLLAMA_BUILD_COMMON=OFF \
+    -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF \
+    -DLLAMA_BUILD_APP=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_CURL=OFF -DGGML_NATIVE=ON -DGGML_OPENMP=OFF -DGGML_CCACHE=OFF \
+    -DGGML_METAL=OFF -DGGML_BLAS=OFF
+
 # The libraries are optimised for this machine's processor and belong to this source: both are part of
 # the stamp, so that a cache that moved to another machine, or a newer source, is built again.
 cpu=$(grep -m1 '^flags' /proc/cpuinfo 2>/dev/null || uname -m)
-stamp=$(printf '%s\n' "$source" "$(cat "$source.sha256" 2>/dev/null)" "$cpu" "$(cat "$0")" | sha256sum | cut -d' ' -f1)
+stamp=$(printf '%s\n' "$source" "$(cat "$source.sha256" 2>/dev/null)" "$cpu" "$@" | sha256sum | cut -d' ' -f1)
 if [ -f "$prefix/stamp" ] && [ "$(cat "$prefix/stamp")" = "$stamp" ]; then
     echo "build_llama: llama.cpp is built: $prefix"
     exit 0
@@ -46,14 +53,8 @@ echo "build_llama: building llama.cpp for the CPU with $jobs jobs (two to four m
 # The source lies inside another project's work tree: keep its version script from asking that tree.
 GIT_CEILING_DIRECTORIES=$(dirname "$source")
 export GIT_CEILING_DIRECTORIES
-# shellcheck disable=SC2016 # $ORIGIN is for the dynamic linker
-cmake -S "$source" -B "$build" -G "$generator" -DCMAKE_BUILD_TYPE=Release \
-    -DCMAKE_INSTALL_PREFIX="$prefix" -DCMAKE_INSTALL_LIBDIR=lib -DCMAKE_INSTALL_RPATH='$ORIGIN' \
-    -DBUILD_SHARED_LIBS=ON -DLLAMA_BUILD_NUMBER=0 -DLLAMA_BUILD_COMMIT=unknown -DLLAMA_ALL_WARNINGS=OFF \
-    -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
-    -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_CURL=OFF \
-    -DGGML_NATIVE=ON -DGGML_OPENMP=OFF -DGGML_CCACHE=OFF -DGGML_METAL=OFF -DGGML_BLAS=OFF \
-    >"$prefix/configure.log" 2>&1 || die "cmake could not configure llama.cpp, see $prefix/configure.log"
+cmake -S "$source" -B "$build" -G "$generator" -DCMAKE_INSTALL_PREFIX="$prefix" "$@" >"$prefix/configure.log" 2>&1 ||
+    die "cmake could not configure llama.cpp, see $prefix/configure.log"
 cmake --build "$build" --target llama --parallel "$jobs" 2>&1 | tee "$prefix/build.log" | grep --line-buffered '^\[' || true
 cmake --install "$build" >"$prefix/install.log" 2>&1 || die "llama.cpp did not build, see $prefix/build.log"
 rm -rf "$build"

@@ -24,4 +24,4 @@ cmake --build "$build" -j "$jobs" --target \
 ctest --test-dir "$programs" --output-on-failure
 "$programs/tria-llama-eval" --model "$TRIA_CACHE/SmolLM2-135M-Instruct.Q4_1.gguf" \
     --calibration "$programs/test.tria" --text "$TRIA_CACHE/heldout.txt" --tasks passkey --depths 5 --numbers 1 \
-    --configs none,tria:25:union:8,random:25,recent:25 --threads 2 --require
+    --configs none,tria:25:union:6,random:25,recent:25 --threads 2 --require

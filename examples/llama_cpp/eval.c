@@ -62,9 +62,10 @@ static int32_t parse_configs(const char *text, const eval_config *defaults, eval
 
 static void print_table(const eval_config *configs, const eval_result *results, int32_t n, bool times)
 {
-    printf("| cache | perplexity | passkey | needle rows kept | peak KV cells | evictions |%s\n",
+    printf("| cache | perplexity | passkey | needle rows kept | attention kept | peak KV cells | evictions "
+           "|%s\n",
            times ? " decode tokens/s | time in libtria |" : "");
-    printf("|---|---|---|---|---|---|%s\n", times ? "---|---|" : "");
+    printf("|---|---|---|---|---|---|---|%s\n", times ? "---|---|" : "");
     for (int32_t i = 0; i < n; i++) {
         const eval_result *r = &results[i];
         printf("| %s ", configs[i].label);
@@ -78,6 +79,11 @@ static void print_table(const eval_config *configs, const eval_result *results, 
                    100.0 * (double)r->needle_rows_kept / (double)r->needle_rows);
         } else {
             printf("| - | - ");
+        }
+        if (r->attention_kept > 0) {
+            printf("| %.0f %% ", 100 * r->attention_kept);
+        } else {
+            printf("| - ");
         }
         if (r->perplexity > 0) {
             printf("| %d | %d |", r->peak_cells, r->n_evictions);
@@ -105,10 +111,11 @@ static void write_json(const char *path, const eval_config *configs, const eval_
             "  {\"policy\": \"%s\", \"percent\": %d, \"perplexity\": %.6f, \"perplexity_budget\": %d, "
             "\"cells\": %d, \"peak_cells\": %d, \"evictions\": %d, \"tokens_per_second\": %.2f, "
             "\"tria_share\": %.5f, \"passkey_budget\": %d, \"passkey_trials\": %d, \"passkey_right\": %d, "
-            "\"needle_rows\": %lld, \"needle_rows_kept\": %lld, \"answers\": \"",
+            "\"needle_rows\": %lld, \"needle_rows_kept\": %lld, \"attention_kept\": %.6f, \"answers\": \"",
             host_policy_name(configs[i].policy), configs[i].percent, r->perplexity, r->ppl_budget, r->cells,
             r->peak_cells, r->n_evictions, r->tokens_per_second, r->tria_share, r->passkey_budget,
-            r->trials, r->right, (long long)r->needle_rows, (long long)r->needle_rows_kept);
+            r->trials, r->right, (long long)r->needle_rows, (long long)r->needle_rows_kept,
+            r->attention_kept);
         for (int32_t t = 0; t < r->trials; t++) {
             fputc(r->answers[t] ? '1' : '0', file);
         }
@@ -149,6 +156,7 @@ static int compare_policies(const eval_config *configs, const eval_result *resul
                 printf("passkey, paired: %d trials only '%s' answers, %d only '%s'\n", only_a,
                        configs[a].label, only_b, configs[b].label);
                 not_beaten += first && only_a <= only_b;
+                not_beaten += first && results[a].attention_kept < results[b].attention_kept;
                 first = false;
             }
         }
@@ -168,7 +176,7 @@ int main(int argc, char **argv)
         .depths = 10,
         .numbers = 3,
     };
-    const char *tasks = "perplexity,passkey";
+    const char *tasks = "attention,passkey,perplexity";
     const char *config_text = "none,tria:50,tria:25,random:25,recent:25";
     const char *mode = "union";
     eval_config defaults = {0};
@@ -180,7 +188,7 @@ int main(int argc, char **argv)
         {"--calibration", ARG_TEXT, &options.calibration_path, 0, "its calibration"},
         {"--text", ARG_TEXT, &options.text_path, 0, "held-out text"},
         {"--configs", ARG_TEXT, &config_text, 0, "none, POLICY:PERCENT[:MODE[:POOL]], ..."},
-        {"--tasks", ARG_TEXT, &tasks, 0, "perplexity, passkey or both"},
+        {"--tasks", ARG_TEXT, &tasks, 0, "which of attention, passkey, perplexity"},
         {"--mode", ARG_TEXT, &mode, 0, "union or global"},
         {"--interval", ARG_INT, &options.interval, 1, "rows beyond the budget before an eviction"},
         {"--recent", ARG_INT, &options.n_recent, 0, "most recent rows, never evicted"},
@@ -198,7 +206,7 @@ int main(int argc, char **argv)
         {"--json", ARG_TEXT, &json, 0, "write the results there as well"},
         {"--no-times", ARG_FLAG, &no_times, 0, "leave out what differs from run to run"},
         {"--require", ARG_FLAG, &require, 0,
-         "fail unless tria beats the controls of its budget at passkey"},
+         "fail unless tria beats the controls of its budget at passkey and attention"},
         {"--verbose", ARG_FLAG, &options.verbose, 0, "every answer"},
         {0},
     };
@@ -220,6 +228,10 @@ int main(int argc, char **argv)
     }
 
     tria_error error;
+    if (strstr(tasks, "attention") != NULL &&
+        eval_attention(&options, configs, n, results, &error) != TRIA_OK) {
+        die(EXIT_FAILED, "%s", error.message);
+    }
     if (strstr(tasks, "passkey") != NULL &&
         eval_passkey(&options, configs, n, results, &error) != TRIA_OK) {
         die(EXIT_FAILED, "%s", error.message);

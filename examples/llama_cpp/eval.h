@@ -1,6 +1,7 @@
 /*
- * eval.h - what evicting costs: perplexity of a text decoded token by token, and a number hidden in a long
- * prompt ("passkey"). All configurations see the same tokens and the same trials.
+ * eval.h - what evicting costs: perplexity of a text decoded token by token, a number hidden in a long
+ * prompt ("passkey"), and how much of the attention of later tokens the kept rows get. All configurations
+ * see the same tokens and the same trials.
  */
 #ifndef EXAMPLE_EVAL_H
 #define EXAMPLE_EVAL_H
@@ -47,6 +48,8 @@ typedef struct eval_result {
     int32_t n_evictions;
     double tokens_per_second;
     double tria_share; /* of the time */
+    /* attention */
+    double attention_kept; /* share of what later tokens pay to rows that could be evicted; 0: not run */
     /* passkey */
     int32_t trials;
     int32_t right;
@@ -56,11 +59,14 @@ typedef struct eval_result {
     uint8_t *answers; /* [trials] 1 where right; owned */
 } eval_result;
 
-/* Both fill in their part of results[n_configs]. Errors as elsewhere. */
+/* All fill in their part of results[n_configs]. Errors as elsewhere. */
 tria_status eval_perplexity(const eval_options *options, const eval_config *configs, int32_t n_configs,
                             eval_result *results, tria_error *error);
 tria_status eval_passkey(const eval_options *options, const eval_config *configs, int32_t n_configs,
                          eval_result *results, tria_error *error);
+
+tria_status eval_attention(const eval_options *options, const eval_config *configs, int32_t n_configs,
+                           eval_result *results, tria_error *error);
 
 /* Engine, observer, model description and calibration, opened together. */
 typedef struct eval_setup {
@@ -70,6 +76,10 @@ typedef struct eval_setup {
     tria_calibration *calibration; /* NULL without a path */
 } eval_setup;
 tria_status eval_open(const eval_options *options, int32_t cells, eval_setup *setup, tria_error *error);
+/* With another callback, which must call the observer's; *seen is set before it is called first. */
+tria_status eval_open_with(const eval_options *options, int32_t cells,
+                           ggml_backend_sched_eval_callback callback, void *context, struct observer **seen,
+                           eval_setup *setup, tria_error *error);
 void eval_close(eval_setup *setup);
 
 #endif

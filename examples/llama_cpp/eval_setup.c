@@ -6,15 +6,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-tria_status eval_open(const eval_options *options, int32_t cells, eval_setup *setup, tria_error *error)
+tria_status eval_open_with(const eval_options *options, int32_t cells,
+                           ggml_backend_sched_eval_callback callback, void *context, struct observer **seen,
+                           eval_setup *setup, tria_error *error)
 {
     memset(setup, 0, sizeof(*setup));
     setup->observer = calloc(1, sizeof(*setup->observer));
     if (setup->observer == NULL) {
         return fail(error, TRIA_E_MEMORY, "out of memory");
     }
-    const engine_params params = {options->model_path, cells, options->n_threads, observer_callback,
-                                  setup->observer};
+    *seen = setup->observer;
+    const engine_params params = {options->model_path, cells, options->n_threads, callback,
+                                  context != NULL ? context : setup->observer};
     tria_status status = engine_open(&setup->engine, &params, error);
     if (status == TRIA_OK) {
         status = observer_init(setup->observer, llama_model_n_layer(setup->engine.model), error);
@@ -32,6 +35,12 @@ tria_status eval_open(const eval_options *options, int32_t cells, eval_setup *se
         eval_close(setup);
     }
     return status;
+}
+
+tria_status eval_open(const eval_options *options, int32_t cells, eval_setup *setup, tria_error *error)
+{
+    observer *unused = NULL;
+    return eval_open_with(options, cells, observer_callback, NULL, &unused, setup, error);
 }
 
 void eval_close(eval_setup *setup)
