@@ -202,9 +202,9 @@ PORT_DEVICE void add_pairs(P row, const Shape &shape, gptr<const unsigned char> 
         }
         return;
     }
-    PORT_ROLLED
     const int second = shape.half ? shape.n_freq : step;
     const int stride = shape.half ? step : 2 * step;
+    PORT_ROLLED
     for (int f0 = 0, d = first; f0 < shape.n_freq; f0 += step, d += stride) {
         float x[2 * step]; /* half: real parts, imaginary parts; interleaved: pairs */
         D::template load<step>(row, d, x);
