@@ -47,9 +47,9 @@ cudaError_t launch_compare(const Call &call, const Extent &extent, cudaStream_t 
 cudaError_t launch_normalise(const Call &call, const Extent &extent, bool ranked_only, bool grouped,
                              cudaStream_t stream)
 {
+    const NormalArgs raw = {call, 0, ranked_only, call.plan.tile_rows};
     cudaError_t error = cudaSuccess;
     if (call.plan.n_chunks > 0) {
-        const NormalArgs raw = {call, 0, ranked_only, call.plan.tile_rows};
         const dim3 grid((unsigned)(call.plan.n_chunks * columns), (unsigned)extent.n_events);
         error = PORT_LAUNCH(normal_kernel, grid, 64, 64 * sizeof(Partial), stream, raw);
     }
@@ -57,7 +57,7 @@ cudaError_t launch_normalise(const Call &call, const Extent &extent, bool ranked
         return error;
     }
     return PORT_LAUNCH(group_kernel, row_grid(extent, call.plan.n_kv), block_threads,
-                       block_threads * sizeof(Partial), stream, call);
+                       block_threads * sizeof(Partial), stream, raw);
 }
 
 cudaError_t launch_rank(const Call &call, const Extent &extent, cudaStream_t stream)

@@ -218,12 +218,15 @@ PORT_DEVICE float group_of(const Plan &plan, const Event &event, const Kv &kv, i
 }
 
 /* Grouped scores, and in mode `global` the sums to normalise them again. Blocks: (tiles, slots, events). */
-PORT_KERNEL(block_threads) group_kernel(Call call)
+PORT_KERNEL(block_threads) group_kernel(NormalArgs args)
 {
-    const Plan &plan = call.plan;
-    const Event event = port_global(call.events)[port_block_z()];
+    const Plan &plan = args.call.plan;
+    const Event event = port_global(args.call.events)[port_block_z()];
     const int slot = port_block_y();
     const Kv kv = port_global(plan.kvs)[slot];
+    if (args.ranked_only && kv.set < 0) {
+        return;
+    }
     const int n = row_count(plan, event, slot);
     gptr<const uint32_t> protect =
         port_global((const uint32_t *)event.protect) + (int64_t)slot * plan.row_words;
