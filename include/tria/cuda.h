@@ -9,7 +9,7 @@
  * Waiting: a call whose results go to host memory (scores, keep sets without tria_device_tables) waits for
  * them. A call that has keep_rows and keep_counts in device memory never waits, allocates or copies K or V;
  * host inputs are copied to pinned memory of the plan before the call returns. The exception are host
- * positions in pinned memory, which must stay as they are until the call's work is done.
+ * positions and keep sets in pinned memory, which must stay as they are until the call's work is done.
  *
  * Graphs: such calls may be captured. A captured tria_plan_select() or tria_plan_compact() reads t, rows,
  * positions, page tables, prompts and keep sets from tria_device_tables at every replay; what is given in
