@@ -56,7 +56,7 @@ const char *tria_strerror(tria_status status)
     }
 }
 
-tria_status tria_fail(tria_error *error, tria_status code, const char *format, ...)
+tria_status(tria_fail)(tria_error *error, tria_status code, const char *format, ...)
 {
     if (error != NULL) {
         va_list args;

@@ -16,6 +16,10 @@
 /* Fills *error (which may be NULL) and returns `code`, so that failing is one statement. */
 tria_status tria_fail(tria_error *error, tria_status code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+#ifdef __clang_analyzer__
+/* The analyzer cannot look into the function: tell it that the code comes back. */
+#define tria_fail(error, code, ...) ((tria_fail)((error), (code), __VA_ARGS__), (code))
+#endif
 /* Prefixes the message of *error with "prefix: " and returns its code. */
 tria_status tria_fail_in(tria_error *error, tria_status code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

@@ -135,6 +135,7 @@ static void own_frequencies(tria_model *model)
         double *scale = next + n_freq;
         next += 2 * n_freq;
         if (layer->inv_freq != NULL) {
+            // There is a block when a layer has attention. NOLINTNEXTLINE(clang-analyzer-*)
             memcpy(inv_freq, layer->inv_freq, (size_t)n_freq * sizeof(double));
         } else {
             tria_inv_freq_from_theta(layer->rope_theta, layer->rotary_dim, inv_freq);

@@ -17,7 +17,8 @@ import json, sys
 files = {entry["file"] for entry in json.load(open(sys.argv[1]))}
 print("\n".join(sorted(f for f in files if f.startswith(sys.argv[2]) and f.endswith(".c"))))
 PYTHON
-xargs -a "$build/tidy.list" -P "$jobs" -n 4 clang-tidy --quiet -p "$build" --extra-arg=-Wno-unknown-warning-option
+xargs -a "$build/tidy.list" -P "$jobs" -n 4 clang-tidy --quiet -p "$build" \
+    --extra-arg=-Wno-unknown-warning-option --extra-arg=-Wno-unused-value
 
 echo "== lint: cppcheck"
 cppcheck --quiet --error-exitcode=1 --std=c11 -j "$jobs" --enable=warning,performance,portability --inline-suppr \

@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-tria_status import_fail(tria_error *error, tria_status code, const char *format, ...)
+tria_status(import_fail)(tria_error *error, tria_status code, const char *format, ...)
 {
     if (error != NULL) {
         va_list args;
@@ -158,6 +158,7 @@ static tria_status complete(tria_calibration **calibration, const tria_model *mo
     params.explicit_geometry = info.explicit_geometry;
     params.explicit_style = info.explicit_style;
     params.capture_point = info.capture_point;
+    // NOLINTNEXTLINE(clang-analyzer-core.uninitialized.Assign): a calibration has at least one layer
     params.rope_theta = info.rope_theta != 0 ? info.rope_theta : layers[0].rope_theta;
     params.model_name = info.model_name;
     if (status == TRIA_OK) {

