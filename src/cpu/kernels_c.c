@@ -67,6 +67,7 @@ static inline vf vf_max_number(vf a, vf b)
 }
 static inline vf vf_if_finite(vf x, vf a, vf b)
 {
+    /* NaN and infinity less themselves are NaN. NOLINTNEXTLINE(misc-redundant-expression) */
     return vu_select((vu)(x - x == vf_set1(0.0f)), a, b);
 }
 
