@@ -129,8 +129,8 @@ static int64_t check_ranked(const golden_case *gc, const golden_backend *backend
     }
     golden_setup_create(&setup, gc, &settings);
     setup.params.mode = wanted == GROUPED ? TRIA_MODE_PER_LAYER_PER_HEAD : TRIA_MODE_PER_HEAD;
-    setup.params.group = group;
-    setup.params.layers_agg = layers;
+    setup.params.group = (int32_t)group;
+    setup.params.layers_agg = (int32_t)layers;
     got = run_score(&setup, gc, backend, wanted);
     n_wrong = compare_with(gc, file, backend, keys, &got, wanted);
     npy_free(&got);
