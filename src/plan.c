@@ -105,7 +105,7 @@ static void close_stage(tria_stage *stage)
     }
 }
 
-/* Bytes of the arrays that the plan itself needs for events. */
+/* Whether final scores must travel from one backend to another. */
 static bool hands_scores_over(const tria_plan_params *params)
 {
     return params->score_device != params->select_device;

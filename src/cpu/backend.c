@@ -163,21 +163,15 @@ static tria_status cpu_compact(void *context, const tria_v1_event *events, int32
     return status;
 }
 
-/* One list of the context's arrays, for allocating, releasing and measuring. */
-typedef struct array_spec {
-    void **pointer;
-    size_t count;
-    size_t size;
-} array_spec;
 enum { N_SHARED = 15, N_WORKER = 17 };
 
-static void list_shared(tria_cpu_context *c, array_spec specs[N_SHARED])
+static void list_shared(tria_cpu_context *c, tria_array specs[N_SHARED])
 {
     const tria_v1_plan *plan = c->plan;
     const size_t stride = (size_t)c->stride;
     const size_t n = (size_t)plan->params->max_sequences;
     const size_t sums = c->has_sums ? (size_t)plan->n_kv * stride : 0;
-    const array_spec list[N_SHARED] = {
+    const tria_array list[N_SHARED] = {
         {(void **)&c->workers, (size_t)c->n_workers, sizeof(*c->workers)},
         {(void **)&c->lin, (size_t)plan->lin_count, sizeof(float)},
         {(void **)&c->content, (size_t)plan->lin_count, sizeof(float)},
@@ -197,7 +191,7 @@ static void list_shared(tria_cpu_context *c, array_spec specs[N_SHARED])
     memcpy(specs, list, sizeof(list));
 }
 
-static void list_worker(const tria_cpu_context *c, tria_worker *w, array_spec specs[N_WORKER])
+static void list_worker(const tria_cpu_context *c, tria_worker *w, tria_array specs[N_WORKER])
 {
     const tria_v1_plan *plan = c->plan;
     const size_t stride = (size_t)c->stride;
@@ -208,7 +202,7 @@ static void list_worker(const tria_cpu_context *c, tria_worker *w, array_spec sp
         dim = plan->layers[l].k.dim > dim ? plan->layers[l].k.dim : dim;
     }
     const size_t row = (size_t)dim > stride ? (size_t)dim : stride;
-    const array_spec list[N_WORKER] = {
+    const tria_array list[N_WORKER] = {
         {(void **)&w->raw, heads * stride, sizeof(float)},
         {(void **)&w->out, heads, sizeof(float *)},
         {(void **)&w->lin, heads, sizeof(float *)},
@@ -231,35 +225,6 @@ static void list_worker(const tria_cpu_context *c, tria_worker *w, array_spec sp
     memcpy(specs, list, sizeof(list));
 }
 
-static bool allocate(const tria_env *env, const array_spec *specs, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        if (specs[i].count > 0) {
-            *specs[i].pointer = tria_alloc(env, specs[i].count, specs[i].size);
-            if (*specs[i].pointer == NULL) {
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
-static size_t bytes_of(const array_spec *specs, size_t count)
-{
-    size_t bytes = 0;
-    for (size_t i = 0; i < count; i++) {
-        bytes += specs[i].count * specs[i].size;
-    }
-    return bytes;
-}
-
-static void release(const tria_env *env, const array_spec *specs, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        tria_free(env, *specs[i].pointer);
-    }
-}
-
 static size_t rotation_floats(const tria_v1_plan *plan, int32_t layer)
 {
     return (size_t)3 * TRIA_ROTATION_DIGITS * (size_t)plan->layers[layer].n_freq * 2;
@@ -275,11 +240,11 @@ static void cpu_plan_destroy(void *context)
 {
     tria_cpu_context *c = context;
     const tria_env *env = c->host->env;
-    array_spec shared[N_SHARED];
+    tria_array shared[N_SHARED];
     for (int32_t i = 0; c->workers != NULL && i < c->n_workers; i++) {
-        array_spec specs[N_WORKER];
+        tria_array specs[N_WORKER];
         list_worker(c, &c->workers[i], specs);
-        release(env, specs, N_WORKER);
+        tria_arrays_release(env, specs, N_WORKER);
     }
     for (int32_t l = 0; c->rotation != NULL && l < c->plan->n_layers; l++) {
         if (owns_rotation(c->plan, l)) {
@@ -287,7 +252,7 @@ static void cpu_plan_destroy(void *context)
         }
     }
     list_shared(c, shared);
-    release(env, shared, N_SHARED);
+    tria_arrays_release(env, shared, N_SHARED);
     tria_pool_destroy(c->pool);
     tria_free(env, c);
 }
@@ -338,9 +303,9 @@ static bool allocate_all(tria_cpu_context *c)
 {
     const tria_env *env = c->host->env;
     const tria_v1_plan *plan = c->plan;
-    array_spec shared[N_SHARED];
+    tria_array shared[N_SHARED];
     list_shared(c, shared);
-    if (!allocate(env, shared, N_SHARED)) {
+    if (tria_arrays_allocate(env, shared, N_SHARED, "the CPU backend", NULL) != TRIA_OK) {
         return false;
     }
     divide_slots(c, plan, c->score_jobs);
@@ -351,9 +316,9 @@ static bool allocate_all(tria_cpu_context *c)
         c->content[i] -= c->lin[i];
     }
     for (int32_t i = 0; i < c->n_workers; i++) {
-        array_spec specs[N_WORKER];
+        tria_array specs[N_WORKER];
         list_worker(c, &c->workers[i], specs);
-        if (!allocate(env, specs, N_WORKER)) {
+        if (tria_arrays_allocate(env, specs, N_WORKER, "the CPU backend", NULL) != TRIA_OK) {
             return false;
         }
     }
@@ -407,14 +372,15 @@ static tria_status cpu_workspace_size(const tria_v1_plan *plan, size_t *host_byt
 {
     tria_cpu_context c;
     tria_worker worker;
-    array_spec shared[N_SHARED];
-    array_spec specs[N_WORKER];
+    tria_array shared[N_SHARED];
+    tria_array specs[N_WORKER];
     (void)error;
     memset(&c, 0, sizeof(c));
     shape(&c, plan);
     list_shared(&c, shared);
     list_worker(&c, &worker, specs);
-    *host_bytes = sizeof(c) + bytes_of(shared, N_SHARED) + (size_t)c.n_workers * bytes_of(specs, N_WORKER);
+    *host_bytes = sizeof(c) + tria_arrays_bytes(shared, N_SHARED) +
+                  (size_t)c.n_workers * tria_arrays_bytes(specs, N_WORKER);
     for (int32_t l = 0; plan->k_state == TRIA_K_RAW && l < plan->n_layers; l++) {
         *host_bytes += owns_rotation(plan, l) ? rotation_floats(plan, l) * sizeof(float) : 0;
     }

@@ -56,3 +56,33 @@ tria_status tria_host_synchronize(void *context, tria_error *error)
     (void)error;
     return TRIA_OK;
 }
+
+tria_status tria_arrays_allocate(const tria_env *env, const tria_array *arrays, size_t count,
+                                 const char *what, tria_error *error)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (arrays[i].count > 0) {
+            *arrays[i].pointer = tria_alloc(env, arrays[i].count, arrays[i].size);
+            if (*arrays[i].pointer == NULL) {
+                return tria_fail_memory(error, arrays[i].count * arrays[i].size, what);
+            }
+        }
+    }
+    return TRIA_OK;
+}
+
+void tria_arrays_release(const tria_env *env, const tria_array *arrays, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        tria_free(env, *arrays[i].pointer);
+    }
+}
+
+size_t tria_arrays_bytes(const tria_array *arrays, size_t count)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < count; i++) {
+        bytes += arrays[i].count * arrays[i].size;
+    }
+    return bytes;
+}

@@ -14,4 +14,17 @@ const char *tria_host_device_name(const void *device);
 tria_status tria_host_supports(void *device, const tria_v1_plan *plan, tria_error *error);
 tria_status tria_host_synchronize(void *context, tria_error *error);
 
+/* A context's arrays are written down once, for allocating, releasing and measuring. */
+typedef struct tria_array {
+    void **pointer;
+    size_t count; /* 0: left NULL */
+    size_t size;
+} tria_array;
+
+/* Stops at the first that fails: MEMORY, with its size and `what`. Release what there is then. */
+tria_status tria_arrays_allocate(const tria_env *env, const tria_array *arrays, size_t count,
+                                 const char *what, tria_error *error);
+void tria_arrays_release(const tria_env *env, const tria_array *arrays, size_t count);
+size_t tria_arrays_bytes(const tria_array *arrays, size_t count);
+
 #endif

@@ -499,15 +499,9 @@ static tria_status reference_compact(void *context, const tria_v1_event *events,
     return tria_cpu_compact(c->plan, events, n_events, &lent, error);
 }
 
-/* One list of the arrays, for allocating, releasing and measuring. */
-typedef struct array_spec {
-    void **pointer;
-    size_t count;
-    size_t size;
-} array_spec;
 enum { N_ARRAYS = 14 };
 
-static void list_arrays(reference_context *c, const tria_v1_plan *plan, array_spec specs[N_ARRAYS])
+static void list_arrays(reference_context *c, const tria_v1_plan *plan, tria_array specs[N_ARRAYS])
 {
     const size_t stride = (size_t)plan->max_rows;
     const size_t n = (size_t)plan->params->max_sequences;
@@ -522,7 +516,7 @@ static void list_arrays(reference_context *c, const tria_v1_plan *plan, array_sp
         c->max_dim = plan->layers[l].k.dim > c->max_dim ? plan->layers[l].k.dim : c->max_dim;
         c->max_freq = plan->layers[l].n_freq > c->max_freq ? plan->layers[l].n_freq : c->max_freq;
     }
-    const array_spec list[N_ARRAYS] = {
+    const tria_array list[N_ARRAYS] = {
         {(void **)&c->raw, (size_t)plan->n_queries * stride, sizeof(double)},
         {(void **)&c->z, (size_t)plan->n_queries * stride, sizeof(double)},
         {(void **)&c->grouped, (size_t)plan->n_kv * stride, sizeof(double)},
@@ -545,11 +539,9 @@ static void reference_plan_destroy(void *context)
 {
     reference_context *c = context;
     const tria_v1_host *host = c->host;
-    array_spec specs[N_ARRAYS];
+    tria_array specs[N_ARRAYS];
     list_arrays(c, c->plan, specs);
-    for (size_t i = 0; i < N_ARRAYS; i++) {
-        tria_free(host->env, *specs[i].pointer);
-    }
+    tria_arrays_release(host->env, specs, N_ARRAYS);
     tria_free(host->env, c);
 }
 
@@ -557,7 +549,7 @@ static tria_status reference_plan_create(void *device, const tria_v1_plan *plan,
                                          tria_error *error)
 {
     const tria_v1_host *host = device;
-    array_spec specs[N_ARRAYS];
+    tria_array specs[N_ARRAYS];
     reference_context *c = tria_alloc(host->env, 1, sizeof(*c));
     if (c == NULL) {
         return tria_fail_memory(error, sizeof(*c), "the reference backend");
@@ -565,12 +557,11 @@ static tria_status reference_plan_create(void *device, const tria_v1_plan *plan,
     c->plan = plan;
     c->host = host;
     list_arrays(c, plan, specs);
-    for (size_t i = 0; i < N_ARRAYS; i++) {
-        *specs[i].pointer = tria_alloc(host->env, specs[i].count, specs[i].size);
-        if (*specs[i].pointer == NULL) {
-            reference_plan_destroy(c);
-            return tria_fail_memory(error, specs[i].count * specs[i].size, "the reference backend");
-        }
+    const tria_status status =
+        tria_arrays_allocate(host->env, specs, N_ARRAYS, "the reference backend", error);
+    if (status != TRIA_OK) {
+        reference_plan_destroy(c);
+        return status;
     }
     *context = c;
     return TRIA_OK;
@@ -580,15 +571,12 @@ static tria_status reference_workspace_size(const tria_v1_plan *plan, size_t *ho
                                             size_t *device_bytes, tria_error *error)
 {
     reference_context c;
-    array_spec specs[N_ARRAYS];
+    tria_array specs[N_ARRAYS];
     (void)error;
     memset(&c, 0, sizeof(c));
     list_arrays(&c, plan, specs);
-    *host_bytes = sizeof(c);
+    *host_bytes = sizeof(c) + tria_arrays_bytes(specs, N_ARRAYS);
     *device_bytes = 0;
-    for (size_t i = 0; i < N_ARRAYS; i++) {
-        *host_bytes += specs[i].count * specs[i].size;
-    }
     return TRIA_OK;
 }
 
