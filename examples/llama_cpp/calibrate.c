@@ -93,7 +93,7 @@ static void run_text(engine *e, capture *c, llama_token *tokens, int32_t n_token
         observer_clear(c->observer);
         c->ready = NULL;
         tria_error error;
-        if (engine_decode(e, tokens + done, part, &error) != TRIA_OK) {
+        if (engine_decode(e, 0, tokens + done, part, &error) != TRIA_OK) {
             die(EXIT_FAILED, "%s", error.message);
         }
         if (c->status != TRIA_OK) {
@@ -191,7 +191,11 @@ int main(int argc, char **argv)
     tria_model *model = NULL;
     llama_token *tokens = NULL;
     int32_t n_tokens = 0;
-    const engine_params params = {model_path, window, n_threads, capture_callback, &c};
+    const engine_params params = {.model_path = model_path,
+                                  .cells = window,
+                                  .n_threads = n_threads,
+                                  .callback = capture_callback,
+                                  .callback_context = &c};
     if (engine_open(&e, &params, &error) != TRIA_OK ||
         engine_tokenize_file(&e, text_path, &tokens, &n_tokens, &error) != TRIA_OK ||
         observer_init(&seen, llama_model_n_layer(e.model), &error) != TRIA_OK ||

@@ -67,13 +67,19 @@ tria_status engine_open(engine *e, const engine_params *params, tria_error *erro
         n_threads = (int32_t)sysconf(_SC_NPROCESSORS_ONLN);
     }
     struct llama_context_params context_params = llama_context_default_params();
-    context_params.n_ctx = (uint32_t)params->cells;
+    e->n_sequences = params->n_sequences > 0 ? params->n_sequences : 1;
+    e->shared_cells = params->shared_cells;
+    context_params.n_ctx = (uint32_t)params->cells * (uint32_t)e->n_sequences;
+    context_params.n_seq_max = (uint32_t)e->n_sequences;
+    context_params.kv_unified = e->shared_cells;
     context_params.n_batch = 512;
     context_params.n_ubatch = 512;
     context_params.n_threads = n_threads;
     context_params.n_threads_batch = n_threads;
     context_params.cb_eval = params->callback;
     context_params.cb_eval_user_data = params->callback_context;
+    context_params.abort_callback = params->abort;
+    context_params.abort_callback_data = params->abort_context;
     /* The library scores the cache where it lies, and the CPU must be able to read it there. */
     context_params.offload_kqv = false;
     e->context = llama_init_from_model(e->model, context_params);
@@ -82,14 +88,17 @@ tria_status engine_open(engine *e, const engine_params *params, tria_error *erro
         return fail(error, TRIA_E_MEMORY, "llama.cpp cannot create a context of %d cells", params->cells);
     }
     e->memory = llama_get_memory(e->context);
-    e->cells = (int32_t)llama_n_ctx(e->context);
+    e->all_cells = (int32_t)llama_n_ctx(e->context);
+    e->cells = e->all_cells / e->n_sequences;
     e->batch = (int32_t)llama_n_batch(e->context);
+    e->storage = llama_batch_init(e->batch, 0, 1);
     return TRIA_OK;
 }
 
 void engine_close(engine *e)
 {
     if (e->context != NULL) {
+        llama_batch_free(e->storage);
         llama_free(e->context);
     }
     if (e->model != NULL) {
@@ -162,12 +171,26 @@ tria_status engine_tokenize_file(const engine *e, const char *path, llama_token 
     return status;
 }
 
-tria_status engine_decode(engine *e, llama_token *tokens, int32_t n, tria_error *error)
+tria_status engine_decode(engine *e, llama_seq_id sequence, const llama_token *tokens, int32_t n,
+                          tria_error *error)
 {
-    const int32_t result = llama_decode(e->context, llama_batch_get_one(tokens, n));
+    const llama_pos t = llama_memory_seq_pos_max(e->memory, sequence) + 1;
+    struct llama_batch *batch = &e->storage;
+    batch->n_tokens = n;
+    for (int32_t i = 0; i < n; i++) {
+        batch->token[i] = tokens[i];
+        batch->pos[i] = t + i;
+        batch->n_seq_id[i] = 1;
+        batch->seq_id[i][0] = sequence;
+        batch->logits[i] = i == n - 1;
+    }
+    const int32_t result = llama_decode(e->context, *batch);
     if (result == 1) {
         return fail(error, TRIA_E_CAPACITY,
-                    "llama.cpp has no free KV cells for %d more tokens (it has %d cells)", n, e->cells);
+                    "llama.cpp has no free KV cells for %d more tokens (it has %d cells)", n, e->all_cells);
+    }
+    if (result == 2) {
+        return fail(error, TRIA_E_CANCELLED, "cancelled while %d tokens were decoded", n);
     }
     if (result != 0) {
         return fail(error, TRIA_E_INTERNAL, "llama_decode() failed with %d", result);

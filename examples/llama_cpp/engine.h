@@ -16,10 +16,15 @@ tria_status fail(tria_error *error, tria_status code, const char *format, ...)
 
 typedef struct engine_params {
     const char *model_path;
-    int32_t cells;                             /* KV cells; llama.cpp rounds them up to a multiple of 256 */
-    int32_t n_threads;                         /* 0 = all processors */
+    int32_t cells;       /* KV cells per sequence; llama.cpp rounds them up to a multiple of 256 */
+    int32_t n_sequences; /* 0 = 1 */
+    bool shared_cells;   /* all sequences in one pool of cells, so that they can share some; else each has
+                            cells of its own */
+    int32_t n_threads;   /* 0 = all processors */
     ggml_backend_sched_eval_callback callback; /* NULL, or called for every node of every graph */
     void *callback_context;
+    ggml_abort_callback abort; /* NULL, or asked all the time: true aborts the engine_decode() that runs */
+    void *abort_context;
 } engine_params;
 
 typedef struct engine {
@@ -28,8 +33,12 @@ typedef struct engine {
     const struct llama_vocab *vocab;
     llama_memory_t memory;
     int32_t n_vocab;
-    int32_t cells; /* as llama.cpp allocated them */
-    int32_t batch; /* most tokens of one engine_decode() */
+    int32_t n_sequences;
+    bool shared_cells;
+    int32_t cells;     /* per sequence, as llama.cpp allocated them */
+    int32_t all_cells; /* of all sequences */
+    int32_t batch;     /* most tokens of one engine_decode() */
+    struct llama_batch storage;
 } engine;
 
 tria_status engine_open(engine *e, const engine_params *params, tria_error *error);
@@ -43,8 +52,10 @@ tria_status engine_tokenize(const engine *e, const char *text, bool special, lla
 tria_status engine_tokenize_file(const engine *e, const char *path, llama_token **tokens, int32_t *n_tokens,
                                  tria_error *error);
 
-/* Runs n <= e->batch tokens after those in the cache, at the positions that follow. */
-tria_status engine_decode(engine *e, llama_token *tokens, int32_t n, tria_error *error);
+/* Runs n <= e->batch tokens of a sequence after those in the cache, at the positions that follow. After an
+ * error, CANCELLED from the abort callback included, some of them may be in the cache. */
+tria_status engine_decode(engine *e, llama_seq_id sequence, const llama_token *tokens, int32_t n,
+                          tria_error *error);
 
 /* Logits of the last token. */
 const float *engine_logits(const engine *e);

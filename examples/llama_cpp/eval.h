@@ -37,6 +37,10 @@ typedef struct eval_options {
     int32_t numbers;   /* per depth */
     bool plain_filler; /* simple sentences over and over instead of the text */
     bool verbose;
+    int32_t n_sequences; /* as in engine_params */
+    bool shared_cells;
+    ggml_abort_callback abort;
+    void *abort_context;
 } eval_options;
 
 typedef struct eval_result {

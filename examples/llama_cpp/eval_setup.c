@@ -16,8 +16,15 @@ tria_status eval_open_with(const eval_options *options, int32_t cells,
         return fail(error, TRIA_E_MEMORY, "out of memory");
     }
     *seen = setup->observer;
-    const engine_params params = {options->model_path, cells, options->n_threads, callback,
-                                  context != NULL ? context : setup->observer};
+    const engine_params params = {.model_path = options->model_path,
+                                  .cells = cells,
+                                  .n_sequences = options->n_sequences,
+                                  .shared_cells = options->shared_cells,
+                                  .n_threads = options->n_threads,
+                                  .callback = callback,
+                                  .callback_context = context != NULL ? context : setup->observer,
+                                  .abort = options->abort,
+                                  .abort_context = options->abort_context};
     tria_status status = engine_open(&setup->engine, &params, error);
     if (status == TRIA_OK) {
         status = observer_init(setup->observer, llama_model_n_layer(setup->engine.model), error);

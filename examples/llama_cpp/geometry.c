@@ -10,7 +10,7 @@ static tria_status run_one_token(engine *e, observer *o, tria_error *error)
 {
     llama_token token = 0;
     observer_clear(o);
-    tria_status status = engine_decode(e, &token, 1, error);
+    tria_status status = engine_decode(e, 0, &token, 1, error);
     if (status == TRIA_OK) {
         llama_memory_clear(e->memory, true);
         if (o->out_of_memory) {

@@ -1,24 +1,10 @@
 /* host.c - drives libtria's policy from llama.cpp's decode loop and frees the cells it gives up. */
-#include "host.h"
+#include "host_internal.h"
 
 #include "controls.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-struct host {
-    engine *engine;
-    observer *observer;
-    host_params params;
-    tria_layer_view *layers; /* the engine's K tensors */
-    tria_plan *plan;
-    tria_sequence *sequence; /* NULL without eviction */
-    int32_t *cells;          /* [engine->cells] cell of row i */
-    int32_t *identity;       /* [engine->cells] positions while nothing is evicted */
-    int32_t rows;
-    uint64_t random_state;
-    host_stats stats;
-};
 
 static const char *const policy_names[] = {"none", "tria", "random", "recent"};
 
@@ -102,6 +88,7 @@ static tria_status create_policy(struct host *h, tria_error *error)
     policy.mode = p->mode;
     policy.protect_prefill = p->protect_prefill;
     policy.in_place = 1; /* the engine frees cells itself */
+    policy.in_flight = p->in_flight;
     policy.calibration = p->calibration;
     policy.own_keep_sets = p->policy != HOST_POLICY_TRIA;
     tria_status status = tria_sequence_create(&policy, p->env, &h->sequence, error);
@@ -130,8 +117,12 @@ static tria_status create_policy(struct host *h, tria_error *error)
     return tria_plan_create(&plan, p->env, &h->plan, error);
 }
 
-tria_status host_create(engine *e, observer *o, const host_params *params, host **out, tria_error *error)
+static tria_status check_params(const engine *e, const host_params *params, tria_error *error)
 {
+    if (params->sequence_id < 0 || params->sequence_id >= e->n_sequences) {
+        return fail(error, TRIA_E_ARGUMENT, "sequence %d: the engine has %d", params->sequence_id,
+                    e->n_sequences);
+    }
     if (params->policy != HOST_POLICY_NONE && params->mode != TRIA_MODE_UNION &&
         params->mode != TRIA_MODE_GLOBAL) {
         return fail(error, TRIA_E_ARGUMENT,
@@ -141,6 +132,24 @@ tria_status host_create(engine *e, observer *o, const host_params *params, host 
     if (params->policy != HOST_POLICY_NONE && params->budget <= 0) {
         return fail(error, TRIA_E_ARGUMENT, "policy %s needs a budget above 0 (policy none evicts nothing)",
                     host_policy_name(params->policy));
+    }
+    if (params->policy != HOST_POLICY_NONE && params->n_recent < 1) {
+        return fail(error, TRIA_E_ARGUMENT,
+                    "n_recent 0: llama.cpp continues a sequence only right behind its last row, which must "
+                    "stay");
+    }
+    if (params->trace != NULL && params->policy != HOST_POLICY_TRIA) {
+        return fail(error, TRIA_E_ARGUMENT, "a trace records scores, policy %s has none",
+                    host_policy_name(params->policy));
+    }
+    return TRIA_OK;
+}
+
+tria_status host_create(engine *e, observer *o, const host_params *params, host **out, tria_error *error)
+{
+    tria_status status = check_params(e, params, error);
+    if (status != TRIA_OK) {
+        return status;
     }
     struct host *h = calloc(1, sizeof(*h));
     if (h == NULL) {
@@ -153,7 +162,6 @@ tria_status host_create(engine *e, observer *o, const host_params *params, host 
     h->layers = calloc((size_t)o->n_layers, sizeof(*h->layers));
     h->cells = calloc((size_t)e->cells, sizeof(*h->cells));
     h->identity = calloc((size_t)e->cells, sizeof(*h->identity));
-    tria_status status = TRIA_OK;
     if (h->layers == NULL || h->cells == NULL || h->identity == NULL) {
         status = fail(error, TRIA_E_MEMORY, "out of memory");
     } else if (params->policy != HOST_POLICY_NONE) {
@@ -190,15 +198,16 @@ void host_destroy(host *h)
 static tria_status take_rows(struct host *h, int32_t n, tria_error *error)
 {
     const observer *o = h->observer;
-    if (o->out_of_memory || o->n_cells != n || o->n_positions != n || h->rows + n > h->engine->cells) {
+    if (o->out_of_memory || o->n_cells != n || o->n_positions != n) {
         return fail(error, TRIA_E_INTERNAL,
                     "%d tokens were decoded, but %d cells and %d positions were seen", n, o->n_cells,
                     o->n_positions);
     }
     for (int32_t i = 0; i < n; i++) {
-        if (o->positions[i] != h->stats.t + i || o->cells[i] < 0 || o->cells[i] >= h->engine->cells) {
-            return fail(error, TRIA_E_INTERNAL,
-                        "a token was rotated at position %d in cell %d, expected position %lld",
+        if (o->positions[i] != h->stats.t + i || o->cells[i] < 0 || o->cells[i] >= h->engine->all_cells) {
+            return fail(error, TRIA_E_STATE,
+                        "a token was rotated at position %d in cell %d, expected position %lld: was the "
+                        "engine's cache cut or shifted without host_trim() or host_shift()?",
                         o->positions[i], o->cells[i], (long long)h->stats.t + i);
         }
         h->cells[h->rows + i] = o->cells[i];
@@ -217,25 +226,41 @@ static tria_status take_rows(struct host *h, int32_t n, tria_error *error)
     return TRIA_OK;
 }
 
-static tria_status decode_some(struct host *h, llama_token *tokens, int32_t n, tria_error *error)
+tria_status host_decode_some(struct host *h, const llama_token *tokens, int32_t n, bool in_prompt,
+                             tria_error *error)
 {
+    if (h->in_flight > 0) {
+        return fail(error, TRIA_E_STATE, "%d drafted tokens wait for host_confirm()", h->in_flight);
+    }
+    if (n > h->engine->cells - h->rows) {
+        return fail(error, TRIA_E_CAPACITY, "no free KV cells for %d more tokens: %d of %d are in use", n,
+                    h->rows, h->engine->cells);
+    }
     observer_clear(h->observer);
     const double begin = seconds_now();
-    tria_status status = engine_decode(h->engine, tokens, n, error);
+    tria_status status = engine_decode(h->engine, h->params.sequence_id, tokens, n, error);
     const double end = seconds_now();
+    if (status == TRIA_OK) {
+        status = take_rows(h, n, error);
+    }
     if (status != TRIA_OK) {
+        /* What libtria was not told of must not stay in the cache either. */
+        llama_memory_seq_rm(h->engine->memory, h->params.sequence_id, (llama_pos)h->stats.t, -1);
         return status;
     }
+    h->shift_pending = false; /* llama.cpp rotated shifted keys before it decoded */
     if (n == 1) {
         h->stats.decode_seconds += end - begin;
         h->stats.decoded++;
     }
-    status = take_rows(h, n, error);
+    if (h->params.trace != NULL) {
+        status = tria_trace_tokens(h->params.trace, h->stats.t - n, tokens, n, in_prompt, error);
+    }
     h->stats.tria_seconds += seconds_now() - end;
     return status;
 }
 
-tria_status host_prompt_only(host *h, llama_token *tokens, int32_t n, tria_error *error)
+tria_status host_prompt_only(host *h, const llama_token *tokens, int32_t n, tria_error *error)
 {
     const double begin = seconds_now();
     if (h->sequence != NULL) {
@@ -244,19 +269,22 @@ tria_status host_prompt_only(host *h, llama_token *tokens, int32_t n, tria_error
             return status;
         }
     }
-    for (int32_t done = 0; done < n;) {
+    tria_status status = TRIA_OK;
+    for (int32_t done = 0; status == TRIA_OK && done < n;) {
         const int32_t part = n - done < h->engine->batch ? n - done : h->engine->batch;
-        const tria_status status = decode_some(h, tokens + done, part, error);
-        if (status != TRIA_OK) {
-            return status;
-        }
+        status = host_decode_some(h, tokens + done, part, true, error);
         done += part;
     }
     h->stats.total_seconds += seconds_now() - begin;
-    return h->sequence != NULL ? tria_sequence_end_prefill(h->sequence, error) : TRIA_OK;
+    if (h->sequence != NULL) {
+        /* After a failure the prompt is as much as was written. */
+        const tria_status ended = tria_sequence_end_prefill(h->sequence, status == TRIA_OK ? error : NULL);
+        status = status == TRIA_OK ? ended : status;
+    }
+    return status;
 }
 
-tria_status host_prompt(host *h, llama_token *tokens, int32_t n, tria_error *error)
+tria_status host_prompt(host *h, const llama_token *tokens, int32_t n, tria_error *error)
 {
     const tria_status status = host_prompt_only(h, tokens, n, error);
     return status == TRIA_OK ? host_evict_if_due(h, error) : status;
@@ -265,7 +293,7 @@ tria_status host_prompt(host *h, llama_token *tokens, int32_t n, tria_error *err
 tria_status host_decode(host *h, llama_token token, tria_error *error)
 {
     const double begin = seconds_now();
-    const tria_status status = decode_some(h, &token, 1, error);
+    const tria_status status = host_decode_some(h, &token, 1, false, error);
     h->stats.total_seconds += seconds_now() - begin;
     return status == TRIA_OK ? host_evict_if_due(h, error) : status;
 }
@@ -275,15 +303,11 @@ tria_status host_decode(host *h, llama_token token, tria_error *error)
 static tria_status choose(struct host *h, tria_event *event, tria_keep *keep, tria_error *error)
 {
     if (h->params.policy == HOST_POLICY_TRIA) {
-        const tria_kv_view view = view_rows(h, h->rows);
-        event->kv = &view;
         tria_batch batch;
         tria_batch_init(&batch);
         batch.events = event;
         batch.n_events = 1;
-        const tria_status status = tria_plan_select(h->plan, &batch, NULL, keep, error);
-        event->kv = NULL;
-        return status;
+        return tria_plan_select(h->plan, &batch, NULL, keep, error);
     }
     const control_rules rules = {h->params.budget, h->params.n_sink, h->params.n_recent,
                                  h->params.protect_prefill};
@@ -292,7 +316,7 @@ static tria_status choose(struct host *h, tria_event *event, tria_keep *keep, tr
     } else {
         control_recent(event, &rules, keep);
     }
-    return tria_sequence_check_keep(h->sequence, keep, error);
+    return TRIA_OK;
 }
 
 /* Frees the cells of the rows between the kept ones and closes ranks in the table of cells. Positions
@@ -304,8 +328,8 @@ static tria_status free_cells(struct host *h, const int32_t *positions, const tr
     int32_t row = 0;
     for (int32_t i = 0; i <= count; i++) {
         const int32_t next = i < count ? keep->rows[i] : h->rows;
-        if (next > row &&
-            !llama_memory_seq_rm(h->engine->memory, 0, positions[row], positions[next - 1] + 1)) {
+        if (next > row && !llama_memory_seq_rm(h->engine->memory, h->params.sequence_id, positions[row],
+                                               positions[next - 1] + 1)) {
             return fail(error, TRIA_E_INTERNAL, "llama_memory_seq_rm() refused positions %d ... %d",
                         positions[row], positions[next - 1]);
         }
@@ -323,9 +347,17 @@ static tria_status evict(struct host *h, tria_error *error)
     tria_event_init(&event);
     tria_keep keep;
     tria_keep_init(&keep);
+    const tria_kv_view view = view_rows(h, h->rows);
     tria_status status = tria_sequence_event(h->sequence, &event, &keep, error);
+    event.kv = &view;
     if (status == TRIA_OK) {
         status = choose(h, &event, &keep, error);
+    }
+    if (status == TRIA_OK) {
+        status = tria_sequence_check_keep(h->sequence, &keep, error);
+    }
+    if (status == TRIA_OK && h->params.trace != NULL) {
+        status = tria_trace_begin(h->params.trace, h->plan, &event, &keep, error);
     }
     if (status == TRIA_OK) {
         status = free_cells(h, event.positions, &keep, error);
@@ -333,6 +365,9 @@ static tria_status evict(struct host *h, tria_error *error)
     const int32_t count = status == TRIA_OK ? keep.counts[0] : h->rows;
     if (status == TRIA_OK) {
         status = tria_sequence_commit(h->sequence, &keep, NULL, error);
+    }
+    if (status == TRIA_OK && h->params.trace != NULL) {
+        status = tria_trace_end(h->params.trace, NULL, error);
     }
     if (status == TRIA_OK) {
         h->stats.n_evictions++;
@@ -345,7 +380,7 @@ static tria_status evict(struct host *h, tria_error *error)
 tria_status host_evict_if_due(host *h, tria_error *error)
 {
     const double begin = seconds_now();
-    if (h->sequence == NULL || tria_sequence_should_compact(h->sequence) != 1) {
+    if (h->sequence == NULL || h->shift_pending || tria_sequence_should_compact(h->sequence) != 1) {
         return TRIA_OK;
     }
     host_eviction eviction = {0, h->stats.t, h->rows, 0, 0};
@@ -364,9 +399,17 @@ tria_status host_evict_if_due(host *h, tria_error *error)
 
 tria_status host_reset(host *h, uint64_t seed, tria_error *error)
 {
-    llama_memory_clear(h->engine->memory, true);
+    if (h->engine->n_sequences == 1) {
+        llama_memory_clear(h->engine->memory,
+                           true); /* the next run gets the same cells in the same order */
+    } else {
+        llama_memory_seq_rm(h->engine->memory, h->params.sequence_id, -1, -1);
+    }
     observer_clear(h->observer);
     h->rows = 0;
+    h->in_flight = 0;
+    h->shared_end = 0;
+    h->shift_pending = false;
     h->stats.t = 0;
     h->random_state = seed;
     return h->sequence != NULL ? tria_sequence_reset(h->sequence, error) : TRIA_OK;
@@ -417,7 +460,7 @@ tria_status host_save(host *h, host_snapshot **snapshot, tria_error *error)
     s->rows = h->rows;
     s->row_bytes = h->observer->cache[h->observer->first_layer]->nb[1];
     s->keys = malloc((size_t)s->rows * s->row_bytes + 1);
-    s->size = llama_state_seq_get_size(h->engine->context, 0);
+    s->size = llama_state_seq_get_size(h->engine->context, h->params.sequence_id);
     s->state = malloc(s->size + 1);
     if (s->keys == NULL || s->state == NULL) {
         host_snapshot_destroy(s);
@@ -426,7 +469,7 @@ tria_status host_save(host *h, host_snapshot **snapshot, tria_error *error)
     for (int32_t row = 0; row < s->rows; row++) {
         memcpy(s->keys + (size_t)row * s->row_bytes, key_row(h, h->cells[row]), s->row_bytes);
     }
-    if (llama_state_seq_get_data(h->engine->context, s->state, s->size, 0) != s->size) {
+    if (llama_state_seq_get_data(h->engine->context, s->state, s->size, h->params.sequence_id) != s->size) {
         host_snapshot_destroy(s);
         return fail(error, TRIA_E_INTERNAL, "llama.cpp could not save its state");
     }
@@ -440,8 +483,8 @@ tria_status host_restore(host *h, const host_snapshot *snapshot, uint64_t seed, 
     if (status != TRIA_OK) {
         return status;
     }
-    if (llama_state_seq_set_data(h->engine->context, snapshot->state, snapshot->size, 0) !=
-        snapshot->size) {
+    if (llama_state_seq_set_data(h->engine->context, snapshot->state, snapshot->size,
+                                 h->params.sequence_id) != snapshot->size) {
         return fail(error, TRIA_E_INTERNAL, "llama.cpp could not restore its state");
     }
     /* An empty cache is filled from cell 0 on. That is not promised anywhere, so look. */

@@ -46,18 +46,19 @@ static void run_alone(const eval_options *options, int32_t cells, int32_t n_step
 {
     tria_error error;
     engine e;
-    const engine_params params = {options->model_path, cells, options->n_threads, NULL, NULL};
+    const engine_params params = {
+        .model_path = options->model_path, .cells = cells, .n_threads = options->n_threads};
     llama_token *tokens = NULL;
     int32_t n = 0;
     if (engine_open(&e, &params, &error) != TRIA_OK ||
         engine_tokenize(&e, prompt, true, &tokens, &n, &error) != TRIA_OK ||
-        engine_decode(&e, tokens, n, &error) != TRIA_OK) {
+        engine_decode(&e, 0, tokens, n, &error) != TRIA_OK) {
         die(EXIT_FAILED, "%s", error.message);
     }
     allocate(r, n_steps, e.n_vocab);
     for (int32_t step = 0; step < n_steps; step++) {
         record(&e, r, step);
-        if (engine_decode(&e, &r->tokens[step], 1, &error) != TRIA_OK) {
+        if (engine_decode(&e, 0, &r->tokens[step], 1, &error) != TRIA_OK) {
             die(EXIT_FAILED, "%s", error.message);
         }
     }
