@@ -14,7 +14,7 @@ class Weights:
     def __init__(self, path):
         reader = gguf.GGUFReader(path)
         if _scalar(reader, "general.architecture") != "llama":
-            raise SystemExit(f"numpy_host: {path}: only the Llama architecture is handled")
+            raise ValueError(f"{path}: only the Llama architecture is handled")
         self.name = _scalar(reader, "general.name")
         self.n_layers = int(_scalar(reader, "llama.block_count"))
         self.n_q_heads = int(_scalar(reader, "llama.attention.head_count"))
@@ -26,20 +26,27 @@ class Weights:
         self.inv_freq = theta ** (-np.arange(0, self.head_dim, 2) / self.head_dim)
         self.tensors = {t.name: np.ascontiguousarray(gguf.dequantize(t.data, t.tensor_type), np.float32)
                         for t in reader.tensors}
-        self.tokenizer = self._tokenizer(reader)
+        tokens, kinds = _scalar(reader, "tokenizer.ggml.tokens"), _scalar(reader, "tokenizer.ggml.token_type")
+        self.control_tokens = {i for i, kind in enumerate(kinds) if kind == 3}
+        self.tokenizer = self._tokenizer(reader, tokens, [tokens[i] for i in sorted(self.control_tokens)])
 
     @staticmethod
-    def _tokenizer(reader):
-        tokens = _scalar(reader, "tokenizer.ggml.tokens")
+    def _tokenizer(reader, tokens, special):
         merges = [tuple(m.split(" ", 1)) for m in _scalar(reader, "tokenizer.ggml.merges")]
-        kinds = _scalar(reader, "tokenizer.ggml.token_type")
         tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
         # "smollm": every digit stands alone, the rest splits as in GPT-2
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
         tokenizer.decoder = decoders.ByteLevel()
-        tokenizer.add_special_tokens([t for t, kind in zip(tokens, kinds) if kind == 3])  # control tokens
+        tokenizer.add_special_tokens(special)
         return tokenizer
+
+    def encode(self, text):
+        return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def tokens_of(self, path):
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return self.encode(file.read())
 
 
 def _norm(x, weight, epsilon):
@@ -58,6 +65,7 @@ class Decoder:
         self.positions = np.full(shape[:3], -1, np.int64)
         self.t = 0
         self.on_queries = None  # called with (layer, [tokens, heads, dim]) before RoPE
+        self.on_attention = None  # called with (layer, KV head, [tokens, query heads of it, rows])
 
     def _rotate(self, x, angles):
         """Interleaved pairs, as in GGUF files of the Llama architecture. x: [tokens, heads, dim]."""
@@ -81,6 +89,8 @@ class Decoder:
             scores[np.broadcast_to(hidden[:, None], scores.shape)] = -np.inf
             scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
             scores /= scores.sum(axis=-1, keepdims=True)
+            if self.on_attention is not None:
+                self.on_attention(layer, head, scores)
             out[:, head * group:(head + 1) * group] = (scores.reshape(-1, n) @ v).reshape(len(queries), group, -1)
         return out
 
@@ -117,6 +127,9 @@ class Decoder:
         logits = x @ get.get("output.weight", get["token_embd.weight"]).T
         return logits if all_logits else logits[0]
 
+    def clear(self):
+        self.rows[...], self.t = 0, 0
+
     def snapshot(self):
         return self.keys.copy(), self.values.copy(), self.rows.copy(), self.positions.copy(), self.t
 
@@ -126,11 +139,23 @@ class Decoder:
             target[...] = source
         self.t = snapshot[4]
 
+    def gather(self, kept):
+        """Keeps the same rows everywhere."""
+        for array in (self.keys, self.values, self.positions):
+            array[:, :, :len(kept)] = array[:, :, kept]
+        self.rows[...] = len(kept)
+
     def follow(self, sequence):
         """Takes over rows and positions after libtria moved keys and values."""
-        w = self.weights
-        for layer in range(w.n_layers):
-            for head in range(w.n_kv_heads):
-                table = sequence.positions(layer, head)
-                self.rows[layer, head] = len(table)
-                self.positions[layer, head, :len(table)] = table
+        for layer, head in np.ndindex(self.rows.shape):
+            table = sequence.positions(layer, head)
+            self.rows[layer, head] = len(table)
+            self.positions[layer, head, :len(table)] = table
+
+    def holds(self, n):
+        """[layer, KV head, position < n]: is that token's row there?"""
+        there = np.zeros(self.rows.shape + (n,), bool)
+        for layer, head in np.ndindex(self.rows.shape):
+            held = self.positions[layer, head, :self.rows[layer, head]]
+            there[layer, head, held[held < n]] = True
+        return there

@@ -210,12 +210,12 @@ class View:
 class Plan(Handle):
     """Settings shared with the sequence are given once, in `policy`."""
 
-    def __init__(self, model, calibration, view, policy, threads=1):
+    def __init__(self, model, calibration, view, policy, pool_radius=0, threads=1):
         super().__init__(lib.tria_plan_destroy)
         params = sized(PlanParams, lib.tria_plan_params_init)
         check(lib.tria_policy_to_plan, C.byref(policy), C.byref(params))
         params.model, params.calibration = model.pointer, calibration.pointer
-        params.layout, params.n_threads = C.pointer(view.struct), threads
+        params.layout, params.pool_radius, params.n_threads = C.pointer(view.struct), pool_radius, threads
         check(lib.tria_plan_create, C.byref(params), None, C.byref(self.pointer))
 
 
