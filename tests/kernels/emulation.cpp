@@ -73,8 +73,8 @@ void emu::clear_problems()
 
 enum { WHO_ATOMIC = 0xfffe, WHO_MANY = 0xffff };
 
-/* Who touched a byte last, and when: intervals are numbered, a new one begins with every block and barrier.
- * 0 = never. */
+/* Who touched some bytes last, and when: intervals are numbered, a new one begins with every block and
+ * barrier. 0 = never. */
 struct Shadow {
     uint32_t written;
     uint32_t read;
@@ -83,13 +83,37 @@ struct Shadow {
     bool read_elsewhere; /* by another block of the launch in which `read` lies */
 };
 
+/* Bytes that have only ever been touched together share a shadow: granules begin as wide as the widest
+ * access and are halved when an access covers a part of one. */
+static constexpr size_t widest_granule = 16;
+
 struct emu::Region {
     unsigned char *begin;
     size_t size;
     bool pinned;
     bool shared;
+    size_t granule;
     std::vector<Shadow> shadow;
 };
+
+static void reset_shadow(emu::Region *region, size_t granule)
+{
+    region->granule = granule;
+    region->shadow.assign((region->size + granule - 1) / granule, Shadow());
+}
+
+/* The first of the shadows of exactly these bytes. */
+static Shadow *shadow_of(emu::Region *region, size_t first, size_t size)
+{
+    while ((first | size) % region->granule != 0) {
+        const std::vector<Shadow> coarse = std::move(region->shadow);
+        reset_shadow(region, region->granule / 2);
+        for (size_t i = 0; i < region->shadow.size(); i++) {
+            region->shadow[i] = coarse[i / 2];
+        }
+    }
+    return region->shadow.data() + first / region->granule;
+}
 
 static std::map<const unsigned char *, emu::Region *> regions;
 static emu::Region shared_region;
@@ -136,8 +160,9 @@ bool emu::touch(Region *region, const void *address, size_t size, size_t alignme
     }
     const size_t first = (size_t)(p - region->begin);
     const uint16_t me = (uint16_t)current;
-    for (size_t at = first; at < first + size; at++) {
-        Shadow &s = region->shadow[at];
+    Shadow *shadow = shadow_of(region, first, size);
+    for (size_t at = first; at < first + size; at += region->granule) {
+        Shadow &s = *shadow++;
         const bool write_conflicts = s.written >= launch_begin &&
                                      (s.written < block_begin || (s.written == interval && s.writer != me));
         if (access != WRITE && s.written == 0) {
@@ -170,10 +195,11 @@ bool emu::touch(Region *region, const void *address, size_t size, size_t alignme
 
 static void mark_written(emu::Region *region, const void *address, size_t size)
 {
-    const size_t first = (size_t)((const unsigned char *)address - region->begin);
-    for (size_t at = first; at < first + size; at++) {
-        region->shadow[at].written = interval;
-        region->shadow[at].writer = WHO_MANY;
+    Shadow *shadow = shadow_of(region, (size_t)((const unsigned char *)address - region->begin), size);
+    for (size_t at = 0; at < size; at += region->granule) {
+        shadow->written = interval;
+        shadow->writer = WHO_MANY;
+        shadow++;
     }
 }
 
@@ -452,13 +478,14 @@ static void run_kernel(const char *name, dim3 grid, int threads, size_t shared,
     shared_region.begin = memory.data() + (16 - (uintptr_t)memory.data() % 16) % 16;
     shared_region.size = shared;
     shared_region.shared = true;
+    shared_region.granule = widest_granule;
     launch_begin = ++interval;
     for (int b : block_order) {
         block_begin = ++interval;
         block_index[0] = b % (int)grid.x;
         block_index[1] = b / (int)grid.x % (int)grid.y;
         block_index[2] = b / (int)(grid.x * grid.y);
-        shared_region.shadow.assign(shared, Shadow());
+        reset_shadow(&shared_region, shared_region.granule);
         shuffle(thread_order, &random);
         run_block(thread_order);
     }
@@ -673,7 +700,7 @@ static cudaError_t allocate(void **pointer, size_t size, bool pinned)
     region->size = size;
     region->pinned = pinned;
     memset(region->begin, 0xa5, size);
-    region->shadow.resize(size);
+    reset_shadow(region, widest_granule);
     regions[region->begin] = region;
     n_live++;
     n_total++;

@@ -107,6 +107,23 @@ PORT_KERNEL(n) block_race_kernel(Args args)
     }
 }
 
+/* Neighbouring bytes, written by one thread each: sound. */
+PORT_KERNEL(n) bytes_kernel(Args args)
+{
+    port_store<uint8_t>(port_global((unsigned char *)args.out), port_thread(), 1);
+}
+
+/* Neighbouring bytes, one of which another thread overwrites with the word it is in. */
+PORT_KERNEL(n) word_race_kernel(Args args)
+{
+    const int i = port_thread();
+    if (i < n - 1) {
+        port_store<uint8_t>(port_global((unsigned char *)args.out), i, 1);
+    } else {
+        port_global(args.out)[0] = 1;
+    }
+}
+
 /* An atomic counter that is read without a barrier. */
 PORT_KERNEL(n) atomic_race_kernel(Args args)
 {
@@ -206,6 +223,14 @@ static void test_sound()
     }
 }
 
+static void test_bytes()
+{
+    Fixture fixture;
+    EXPECT(LAUNCH(bytes_kernel, 1)(fixture.args) == cudaSuccess);
+    EXPECT(cudaStreamSynchronize(NULL) == cudaSuccess);
+    EXPECT(emu::problems() == 0);
+}
+
 /* Pinned memory is read when the stream gets there, pageable memory when the call is made. */
 static void test_streams()
 {
@@ -227,12 +252,14 @@ static void test_streams()
 int main()
 {
     test_sound();
+    test_bytes();
     test_streams();
     EXPECT(found(LAUNCH(divergent_barrier_kernel, 1), emu::DIVERGENT_BARRIER) == 4);
     EXPECT(found(LAUNCH(different_barriers_kernel, 1), emu::DIVERGENT_BARRIER) == 4);
     EXPECT(found(LAUNCH(divergent_warp_kernel, 1), emu::DIVERGENT_WARP) == 4);
     EXPECT(found(LAUNCH(shared_race_kernel, 1), emu::SHARED_RACE) == 4);
     EXPECT(found(LAUNCH(global_race_kernel, 1), emu::GLOBAL_RACE) == 4);
+    EXPECT(found(LAUNCH(word_race_kernel, 1), emu::GLOBAL_RACE) == 4);
     EXPECT(found(LAUNCH(block_race_kernel, 2), emu::GLOBAL_RACE) == 4);
     EXPECT(found(LAUNCH(atomic_race_kernel, 1), emu::GLOBAL_RACE) == 4);
     EXPECT(found(LAUNCH(out_of_bounds_kernel, 1), emu::OUT_OF_BOUNDS) == 4);

@@ -3,7 +3,7 @@ find_library(TRIA_VULKAN_LIBRARY vulkan)
 set(_plugin "TRIA_BACKEND_PATH=$<TARGET_FILE_DIR:tria_vulkan>;ASAN_OPTIONS=detect_leaks=0")
 
 # The golden cases, keys and values staged through a device of the backend's own.
-foreach(kind score select)
+foreach(kind score select compact)
     add_test(NAME vulkan-golden-${kind} COMMAND test_${kind}_golden)
     set_tests_properties(vulkan-golden-${kind} PROPERTIES SKIP_RETURN_CODE 77
         ENVIRONMENT "${_plugin};TRIA_TEST_BACKEND=vulkan")
