@@ -54,13 +54,15 @@ static tria_status check_header(const unsigned char *data, const dialect_a *file
                          "equal groups",
                          file->n_q_heads, file->n_kv_heads, TRIA_MAX_HEADS);
     }
+    /* The layers of version 4 have widths of their own: its two numbers need not be of the same one. */
+    const uint32_t widest = file->version >= 4 ? TRIA_MAX_HEAD_DIM : file->head_dim;
     if (file->head_dim < 2 || file->head_dim > TRIA_MAX_HEAD_DIM || file->n_freq < 1 ||
-        file->n_freq > file->head_dim / 2) {
+        file->n_freq > widest / 2) {
         return tria_fail(
             error, TRIA_E_FORMAT,
             "head_dim at offset 20 is %u and freq_count at 24 is %u: expected head_dim 2 to %d "
-            "and freq_count 1 to half of it",
-            file->head_dim, file->n_freq, TRIA_MAX_HEAD_DIM);
+            "and freq_count 1 to %u",
+            file->head_dim, file->n_freq, TRIA_MAX_HEAD_DIM, widest / 2);
     }
     if (!(isfinite(file->rope_theta) && file->rope_theta > 0)) {
         return tria_fail(error, TRIA_E_FORMAT, "rope_theta at offset 28 is %g", (double)file->rope_theta);

@@ -7,6 +7,7 @@
 /* The numbers all layers share. */
 typedef struct shape {
     const tria_layer_params *geometry; /* of the first layer with attention */
+    int32_t head_dim;                  /* this and the next: of the widest layer */
     int32_t n_freq;
     int32_t n_content;
 } shape;
@@ -30,6 +31,7 @@ static tria_status find_shape(const tria_calibration *calibration, int32_t versi
     if (found->geometry == NULL) {
         return tria_fail(error, TRIA_E_UNSUPPORTED, "no layer has attention");
     }
+    found->head_dim = found->geometry->head_dim;
     found->n_freq = found->geometry->rotary_dim / 2;
     for (int32_t l = 0; l < calibration->n_layers; l++) {
         const tria_calibration_layer_data *layer = &calibration->layers[l];
@@ -59,6 +61,8 @@ static tria_status find_shape(const tria_calibration *calibration, int32_t versi
             }
         }
         found->n_freq = layer->n_freq > found->n_freq ? layer->n_freq : found->n_freq;
+        found->head_dim =
+            layer->geometry.head_dim > found->head_dim ? layer->geometry.head_dim : found->head_dim;
     }
     return TRIA_OK;
 }
@@ -106,8 +110,8 @@ static void lose_layer(const tria_calibration *calibration, int32_t version, con
 {
     const tria_calibration_layer_data *layer = &calibration->layers[l];
     const tria_layer_params *geometry = &layer->geometry;
-    const int32_t width = version < 4 && all->n_content == 0 ? all->geometry->head_dim
-                                                             : geometry->rotary_dim + all->n_content;
+    const int32_t width =
+        version < 4 && all->n_content == 0 ? all->head_dim : geometry->rotary_dim + all->n_content;
     if (geometry->n_q_heads == 0) {
         tria_lose(losses, "that layer %d has no attention", l);
         return;
@@ -151,7 +155,7 @@ static void write_header(const tria_calibration *calibration, int32_t version, c
     tria_write_u32(writer, (uint32_t)all->geometry->n_kv_heads);
     tria_write_u32(writer,
                    (uint32_t)(version < 4 && all->n_content > 0 ? all->geometry->rotary_dim + all->n_content
-                                                                : all->geometry->head_dim));
+                                                                : all->head_dim));
     tria_write_u32(writer, (uint32_t)all->n_freq);
     tria_write_f32(writer, (float)all->geometry->rope_theta);
     tria_write_f32(writer, calibration->attn_scale);

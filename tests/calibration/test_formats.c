@@ -120,7 +120,7 @@ static void test_dialect_a_header(void **state)
         {4, 20, 0, "head_dim"},
         {4, 20, 8193, "head_dim"},
         {4, 24, 0, "freq_count"},
-        {4, 24, 5, "freq_count"},
+        {4, 24, 4097, "freq_count"},
         {4, 28, 0, "rope_theta"},
         {4, 28, 0x7fc00000, "rope_theta"},
         {4, 36, 0xffffffff, "nonrot"},
