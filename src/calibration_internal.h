@@ -153,7 +153,7 @@ tria_status tria_write_dialect_a(const tria_calibration *calibration, int32_t ve
 tria_status tria_write_dialect_b3(const tria_calibration *calibration, tria_losses *losses,
                                   tria_writer *writer, tria_error *error);
 
-/* calibration_file.c: writes through a temporary file beside `path`. */
+/* file.c: writes through a temporary file beside `path`, straight to what is not a regular file. */
 tria_status tria_write_file(const char *path, const void *data, size_t size, tria_error *error);
 /* A regular file's bytes, to be freed with tria_free(). */
 tria_status tria_read_file(const char *path, const tria_env *env, unsigned char **data, size_t *size,

@@ -62,12 +62,24 @@ static int create_beside(const char *path, char *name, size_t size, tria_error *
     return -1;
 }
 
+/* A device or a pipe, which is written to: a file renamed over it would take its place. */
+static int open_special(const char *path, tria_error *error)
+{
+    const int file = open(path, O_WRONLY | O_CLOEXEC);
+    if (file < 0) {
+        tria_fail(error, TRIA_E_IO, "cannot write %s: %s", path, strerror(errno));
+    }
+    return file;
+}
+
 tria_status tria_write_file(const char *path, const void *data, size_t size, tria_error *error)
 {
     char name[PATH_MAX];
     const unsigned char *bytes = data;
+    struct stat info;
     size_t written = 0;
-    const int file = create_beside(path, name, sizeof(name), error);
+    const bool special = stat(path, &info) == 0 && !S_ISREG(info.st_mode);
+    const int file = special ? open_special(path, error) : create_beside(path, name, sizeof(name), error);
     if (file < 0) {
         return TRIA_E_IO;
     }
@@ -83,9 +95,11 @@ tria_status tria_write_file(const char *path, const void *data, size_t size, tri
     }
     const bool ok = written == size;
     const int reason = errno;
-    if (close(file) != 0 || !ok || rename(name, path) != 0) {
+    if (close(file) != 0 || !ok || (!special && rename(name, path) != 0)) {
         tria_fail(error, TRIA_E_IO, "cannot write %s: %s", path, strerror(ok ? errno : reason));
-        unlink(name);
+        if (!special) {
+            unlink(name);
+        }
         return TRIA_E_IO;
     }
     return TRIA_OK;

@@ -309,24 +309,30 @@ tria_status tria_import_calibration_write(const tria_calibration *calibration, i
                : TRIA_OK;
 }
 
-/* Through a temporary file beside it, so that a failure leaves the old file alone. */
+/* Through a temporary file beside it, so that a failure leaves the old file alone; straight to a device or
+ * a pipe, which a file renamed over it would replace. */
 static tria_status write_file(const char *path, const char *text, size_t size, tria_error *error)
 {
     char name[4096];
+    struct stat info;
     FILE *file;
     int descriptor;
-    const int length = snprintf(name, sizeof(name), "%s.%ld.tmp", path, (long)getpid());
+    const bool special = stat(path, &info) == 0 && !S_ISREG(info.st_mode);
+    const int length = special ? snprintf(name, sizeof(name), "%s", path)
+                               : snprintf(name, sizeof(name), "%s.%ld.tmp", path, (long)getpid());
     if (length < 0 || (size_t)length >= sizeof(name)) {
         return import_fail(error, TRIA_E_IO, "%s: the path is too long", path);
     }
-    descriptor = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    descriptor = open(name, O_WRONLY | O_CLOEXEC | (special ? 0 : O_CREAT | O_EXCL), 0666);
     file = descriptor >= 0 ? fdopen(descriptor, "wb") : NULL;
     if (file == NULL) {
         return import_fail(error, TRIA_E_IO, "cannot create %s: %s", name, strerror(errno));
     }
     const bool written = fwrite(text, 1, size, file) == size;
-    if (fclose(file) != 0 || !written || rename(name, path) != 0) {
-        unlink(name);
+    if (fclose(file) != 0 || !written || (!special && rename(name, path) != 0)) {
+        if (!special) {
+            unlink(name);
+        }
         return import_fail(error, TRIA_E_IO, "cannot write %s: %s", path, strerror(errno));
     }
     return TRIA_OK;

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -418,6 +419,30 @@ static void test_unsupported(void **state)
     buffer_free(&file);
 }
 
+/* Version 4 with a first layer that is narrower than the others. */
+static void test_narrow_first_layer(void **state)
+{
+    tria_layer_params layers[2] = {TRIA_LAYER_PARAMS_INIT, TRIA_LAYER_PARAMS_INIT};
+    tria_model_params params = TRIA_MODEL_PARAMS_INIT;
+    tria_model *model;
+    tria_calibration *calibration;
+    tria_calibration *read;
+    (void)state;
+    layers[0].n_q_heads = layers[1].n_q_heads = 2;
+    layers[0].n_kv_heads = layers[1].n_kv_heads = 1;
+    layers[0].head_dim = 4;
+    layers[1].head_dim = 12;
+    params.layers = layers;
+    params.n_layers = 2;
+    assert_int_equal(tria_model_create(&params, NULL, &model, NULL), TRIA_OK);
+    calibration = make_calibration(model);
+    read = pass_through(calibration, TRIA_FORMAT_TRIA4, 0);
+    assert_same_stats(calibration, read);
+    tria_calibration_destroy(read);
+    tria_calibration_destroy(calibration);
+    tria_model_destroy(model);
+}
+
 /* Saving replaces the file or leaves it alone. */
 static void test_save(void **state)
 {
@@ -449,6 +474,39 @@ static void test_save(void **state)
     tria_model_destroy(model);
 }
 
+/* A device is written to, not replaced by a file. */
+static void test_save_to_device(void **state)
+{
+    static const int32_t formats[] = {TRIA_FORMAT_TRIA5,
+#ifdef TRIA_TEST_IMPORT
+                                      TRIA_FORMAT_JSON
+#endif
+    };
+    tria_model *model = make_model(1, 2, 1, 8, 8);
+    tria_calibration *calibration = make_calibration(model);
+    char directory[] = "/tmp/tria-test-XXXXXX";
+    char path[64];
+    struct stat info;
+    (void)state;
+    assert_non_null(mkdtemp(directory));
+    snprintf(path, sizeof(path), "%s/null", directory);
+    assert_int_equal(symlink("/dev/null", path), 0);
+    for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
+        tria_error error;
+#ifdef TRIA_TEST_IMPORT
+        assert_int_equal(tria_import_calibration_save(calibration, formats[i], 1, path, &error), TRIA_OK);
+#else
+        assert_int_equal(tria_calibration_save(calibration, formats[i], 1, path, &error), TRIA_OK);
+#endif
+        assert_int_equal(lstat(path, &info), 0);
+        assert_true(S_ISLNK(info.st_mode));
+    }
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(directory), 0);
+    tria_calibration_destroy(calibration);
+    tria_model_destroy(model);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -461,7 +519,9 @@ int main(void)
         cmocka_unit_test(test_lossy),
         cmocka_unit_test(test_zero_head),
         cmocka_unit_test(test_unsupported),
+        cmocka_unit_test(test_narrow_first_layer),
         cmocka_unit_test(test_save),
+        cmocka_unit_test(test_save_to_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
