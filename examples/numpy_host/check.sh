@@ -1,6 +1,8 @@
 #!/bin/sh
 # Runs check.py on llama.cpp's logits for the model as it is and with float weights.
 #
+# TOKENS in the environment: how many tokens are compared, 128.
+#
 #   check.sh PYTHON NUMPY-LLAMA-LOGITS LIBTRIA MODEL FOLDER-OF-TEXTS
 set -eu
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
@@ -14,8 +16,8 @@ for file in "$4" "$5/calibration.txt" "$5/heldout.txt"; do
 done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-"$2" "$4" "$5/heldout.txt" 128 "$work/quantised.logits"
+"$2" "$4" "$5/heldout.txt" "${TOKENS:-128}" "$work/quantised.logits"
 "$1" "$here/to_f32.py" "$4" "$work/exact.gguf"
-"$2" "$work/exact.gguf" "$5/heldout.txt" 128 "$work/exact.logits"
+"$2" "$work/exact.gguf" "$5/heldout.txt" "${TOKENS:-128}" "$work/exact.logits"
 TRIA_LIBRARY=$3 "$1" "$here/check.py" --model "$4" --text "$5/heldout.txt" --calibration-text "$5/calibration.txt" \
     --quantised "$work/quantised.logits" --exact "$work/exact.logits"
