@@ -19,9 +19,7 @@ examples/llama_cpp/fetch.sh
 JOBS=$jobs examples/llama_cpp/build_llama.sh
 cmake -S . -B "$build" -G Ninja -DTRIA_WERROR=ON -DTRIA_CUDA=OFF -DTRIA_HIP=OFF -DTRIA_VULKAN=OFF -DTRIA_IMPORT=OFF \
     -DTRIA_LLAMA_DIR="$TRIA_CACHE/llama" > "$build.log" || { cat "$build.log"; exit 1; }
-cmake --build "$build" -j "$jobs" --target \
-    tria-llama-calibrate tria-llama-eval tria-llama-generate test_llama_cancel test_llama_noop \
-    test_llama_sequences
+cmake --build "$build" -j "$jobs" --target tria-llama tria_cli
 ctest --test-dir "$programs" --output-on-failure
 "$programs/tria-llama-eval" --model "$TRIA_CACHE/SmolLM2-135M-Instruct.Q4_1.gguf" \
     --calibration "$programs/test.tria" --text "$TRIA_CACHE/heldout.txt" --tasks passkey --depths 5 --numbers 1 \

@@ -48,6 +48,28 @@ say="--prompt Hello --threads 1"
     expect 'union or global' tria-llama-generate --model "$model" --calibration "$calibration" --mode per-head $say
     expect 'policy best' tria-llama-generate --model "$model" --calibration "$calibration" --policy best $say
     expect 'needs --calibration' tria-llama-generate --model "$model" $say
+    expect 'records scores' tria-llama-generate --model "$model" --policy recent --trace "$work/t" $say
+    expect 'needs --trace' tria-llama-generate --model "$model" --calibration "$calibration" --dump 1 $say
+    expect 'has no place' tria-llama-generate --model "$model" --calibration "$calibration" --teacher "$work/t" $say
+    expect "$work/none/t" tria-llama-generate --model "$model" --calibration "$calibration" --trace "$work/none/t" $say
+    expect "$work/none/t" tria-llama-generate --model "$model" --calibration "$calibration" --record "$work/none/t" $say
+    teach="tria-llama-generate --model $model --calibration $calibration --threads 1 --record $work/kept --teacher"
+    expect 'cannot read' $teach "$work/none.txt"
+    expect 'does not begin' $teach "$model"
+    printf 'tria-tokens 1\n' >"$work/tokens"
+    expect 'holds no tokens' $teach "$work/tokens"
+    printf 'tria-tokens 1\n5 prompt 1: 7\n' >"$work/tokens"
+    expect 'word 1 is .5., expected a prompt' $teach "$work/tokens"
+    printf 'tria-tokens 1\nprompt 0: 7\n' >"$work/tokens"
+    expect 'word 2 is .0:., expected the prompt' $teach "$work/tokens"
+    printf 'tria-tokens 1\nprompt 3: 7 8 prompt 1: 9\n' >"$work/tokens"
+    expect 'word 5 is .prompt., expected a token' $teach "$work/tokens"
+    printf 'tria-tokens 1\nprompt 2000000000: 7 8\n' >"$work/tokens"
+    expect 'word 4 is .., expected a token' $teach "$work/tokens"
+    printf 'tria-tokens 1\nprompt 1: 7 49152\n' >"$work/tokens"
+    expect 'word 4 is .49152., expected a token' $teach "$work/tokens"
+    printf 'tria-tokens 1\nprompt 1: 7 -1\n' >"$work/tokens"
+    expect 'word 4 is .-1., expected a token' $teach "$work/tokens"
     expect 'unknown option' tria-llama-generate --modle "$model"
     expect 'whole number' tria-llama-generate --budget many
     expect 'needs a value' tria-llama-generate --model
@@ -57,4 +79,8 @@ say="--prompt Hello --threads 1"
     expect 'tria needs --calibration' tria-llama-eval --model "$model" --text "$model"
     expect 'configs' tria-llama-eval --model "$model" --text "$model" --configs tria:0
 }
+if [ -e "$work/kept" ]; then
+    echo "FAILED: a run that did not begin left its recording behind"
+    failures=$((failures + 1))
+fi
 [ $failures = 0 ] || exit 1

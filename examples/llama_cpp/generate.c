@@ -2,13 +2,15 @@
  * tria-llama-generate - chats with, or lets a GGUF model continue a text, far past the KV cells it has.
  *
  * What the model writes goes to standard output; a line per eviction and the closing summary go to
- * standard error. Without --prompt it reads one turn per line from standard input.
+ * standard error. Without --prompt it reads one turn per line from standard input. With --teacher it
+ * chooses nothing itself: it feeds the tokens of a run that --record wrote down.
  */
 #include "args.h"
 #include "engine.h"
 #include "eval.h"
 #include "host.h"
 #include "observer.h"
+#include "tokens.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +21,10 @@ typedef struct options {
     const char *prompt;
     const char *policy;
     const char *mode;
+    const char *record;
+    const char *teacher;
+    const char *trace;
+    int32_t dump;
     int32_t cells;
     int32_t budget;
     int32_t n_predict;
@@ -28,6 +34,16 @@ typedef struct options {
     bool unprotected;
     bool log;
 } options;
+
+typedef struct session {
+    const options *options;
+    engine *engine;
+    host *host;
+    struct llama_sampler *sampler;
+    token_script script; /* --teacher */
+    FILE *record;        /* or NULL */
+    tria_trace *trace;   /* or NULL */
+} session;
 
 static void on_eviction(void *context, const host_eviction *eviction)
 {
@@ -90,38 +106,75 @@ static llama_token *turn_tokens(const options *o, const engine *e, const char *t
     return tokens;
 }
 
-/* One turn: the prompt, then up to n_predict tokens. */
-static void run_turn(const options *o, engine *e, host *h, struct llama_sampler *sampler, const char *text,
-                     bool first)
+static void feed_prompt(const session *s, const llama_token *tokens, int32_t n)
 {
     tria_error error;
-    int32_t n_tokens = 0;
-    llama_token *tokens = turn_tokens(o, e, text, first, &n_tokens);
-    if (host_prompt(h, tokens, n_tokens, &error) != TRIA_OK) {
+    if (host_prompt(s->host, tokens, n, &error) != TRIA_OK) {
         die(EXIT_FAILED, "%s", error.message);
     }
+    if (s->record != NULL) {
+        tokens_write_prompt(s->record, tokens, n);
+    }
+}
+
+/* Shows a token and decodes it. */
+static void feed(const session *s, llama_token token)
+{
+    char piece[256];
+    const int32_t length = llama_token_to_piece(s->engine->vocab, token, piece, sizeof(piece), 0, false);
+    if (length > 0) {
+        fwrite(piece, 1, (size_t)length, stdout);
+        fflush(stdout);
+    }
+    tria_error error;
+    if (host_decode(s->host, token, &error) != TRIA_OK) {
+        putchar('\n');
+        die(EXIT_FAILED, "%s", error.message);
+    }
+    if (s->record != NULL) {
+        tokens_write(s->record, token);
+    }
+}
+
+/* The dump that was asked for is there. */
+static bool is_done(const session *s)
+{
+    return s->trace != NULL && tria_trace_done(s->trace);
+}
+
+/* One turn: the prompt, then up to n_predict tokens. */
+static void run_turn(const session *s, const char *text, bool first)
+{
+    const options *o = s->options;
+    int32_t n_tokens = 0;
+    llama_token *tokens = turn_tokens(o, s->engine, text, first, &n_tokens);
+    feed_prompt(s, tokens, n_tokens);
     free(tokens);
-    for (int32_t i = 0; i < o->n_predict; i++) {
-        const llama_token token = llama_sampler_sample(sampler, e->context, -1);
-        if (llama_vocab_is_eog(e->vocab, token) && !o->ignore_eos) {
-            /* The end of a turn belongs to the conversation. */
-            if (!o->raw && host_decode(h, token, &error) != TRIA_OK) {
-                die(EXIT_FAILED, "%s", error.message);
-            }
+    for (int32_t i = 0; i < o->n_predict && !is_done(s); i++) {
+        const llama_token token = llama_sampler_sample(s->sampler, s->engine->context, -1);
+        const bool ends = llama_vocab_is_eog(s->engine->vocab, token) && !o->ignore_eos;
+        if (!ends || !o->raw) {
+            feed(s, token); /* the end of a turn belongs to the conversation */
+        }
+        if (ends) {
             break;
-        }
-        char piece[256];
-        const int32_t length = llama_token_to_piece(e->vocab, token, piece, sizeof(piece), 0, false);
-        if (length > 0) {
-            fwrite(piece, 1, (size_t)length, stdout);
-            fflush(stdout);
-        }
-        if (host_decode(h, token, &error) != TRIA_OK) {
-            putchar('\n');
-            die(EXIT_FAILED, "%s", error.message);
         }
     }
     putchar('\n');
+}
+
+/* Each recorded token once: prompts as prompts, the others one by one. */
+static void run_recorded(const session *s)
+{
+    const token_script *script = &s->script;
+    for (int32_t t = 0; t < script->n_turns && !is_done(s); t++) {
+        const token_turn *turn = &script->turns[t];
+        feed_prompt(s, script->tokens + turn->begin, turn->decoded - turn->begin);
+        for (int32_t i = turn->decoded; i < turn->end && !is_done(s); i++) {
+            feed(s, script->tokens[i]);
+        }
+        putchar('\n');
+    }
 }
 
 static void print_summary(const engine *e, const host *h)
@@ -151,6 +204,56 @@ static char *read_line(void)
     return line;
 }
 
+static void run_input(const session *s)
+{
+    bool first = true;
+    for (char *line = read_line(); line != NULL; line = is_done(s) ? NULL : read_line()) {
+        if (*line != '\0') {
+            run_turn(s, line, first);
+            first = false;
+        }
+        free(line);
+    }
+}
+
+static void run(const session *s)
+{
+    if (s->script.n_turns > 0) {
+        run_recorded(s);
+    } else if (s->options->prompt != NULL) {
+        run_turn(s, s->options->prompt, true);
+    } else {
+        run_input(s);
+    }
+}
+
+/* What is read first, so that a bad recording leaves no file behind; then what the run writes. */
+static void open_files(session *s)
+{
+    const options *o = s->options;
+    tria_error error;
+    tria_trace_params params = TRIA_TRACE_PARAMS_INIT;
+    params.path = o->trace;
+    params.dump = o->dump;
+    if ((o->teacher != NULL &&
+         tokens_read(o->teacher, s->engine->n_vocab, &s->script, &error) != TRIA_OK) ||
+        (o->trace != NULL && tria_trace_create(&params, NULL, &s->trace, &error) != TRIA_OK) ||
+        (o->record != NULL && tokens_create(o->record, &s->record, &error) != TRIA_OK)) {
+        die(EXIT_FAILED, "%s", error.message);
+    }
+}
+
+/* Says so if they are not complete, or if the dump never came. */
+static void close_files(session *s)
+{
+    tria_error error;
+    tokens_release(&s->script);
+    if (tokens_close(s->record, s->options->record, &error) != TRIA_OK ||
+        tria_trace_close(s->trace, &error) != TRIA_OK) {
+        die(EXIT_FAILED, "%s", error.message);
+    }
+}
+
 static void check(const options *o, int32_t policy, int32_t mode)
 {
     if (o->open.model_path == NULL) {
@@ -166,6 +269,15 @@ static void check(const options *o, int32_t policy, int32_t mode)
     }
     if (policy == HOST_POLICY_TRIA && o->open.calibration_path == NULL) {
         die(EXIT_USAGE, "policy tria needs --calibration (tria-llama-calibrate makes one)");
+    }
+    if (o->trace != NULL && policy != HOST_POLICY_TRIA) {
+        die(EXIT_USAGE, "--trace records scores, policy %s has none", o->policy);
+    }
+    if (o->dump > 0 && o->trace == NULL) {
+        die(EXIT_USAGE, "--dump needs --trace, the file to write to");
+    }
+    if (o->teacher != NULL && o->prompt != NULL) {
+        die(EXIT_USAGE, "--teacher feeds recorded tokens, --prompt has no place");
     }
     if (policy != HOST_POLICY_NONE && o->budget == 0) {
         die(EXIT_USAGE, "--budget 0 would evict nothing; give the rows to keep, or --policy none");
@@ -201,6 +313,10 @@ int main(int argc, char **argv)
         {"--temperature", ARG_NUMBER, &o.temperature, 0, "0 = always the most likely token"},
         {"--seed", ARG_SEED, &o.open.seed, 0, "of sampling and of the random policy"},
         {"--threads", ARG_INT, &o.open.n_threads, 0, "0 = all processors"},
+        {"--record", ARG_TEXT, &o.record, 0, "write the tokens of the run to this file"},
+        {"--teacher", ARG_TEXT, &o.teacher, 0, "feed the tokens of such a file instead of choosing them"},
+        {"--trace", ARG_TEXT, &o.trace, 0, "write every eviction to this file, for `tria replay`"},
+        {"--dump", ARG_INT, &o.dump, 0, "write only that one, the first is 1, and stop"},
         {"--log", ARG_FLAG, &o.log, 0, "libtria's own log lines as well"},
         {0},
     };
@@ -216,6 +332,8 @@ int main(int argc, char **argv)
     }
     tria_env env = TRIA_ENV_INIT;
     env.log = o.log ? log_line : NULL;
+    session s = {.options = &o, .engine = &setup.engine};
+    open_files(&s);
     const host_params params = {
         .policy = policy,
         .model = setup.model,
@@ -228,29 +346,19 @@ int main(int argc, char **argv)
         .protect_prefill = !o.unprotected,
         .n_threads = o.open.n_threads,
         .seed = o.open.seed,
+        .trace = s.trace,
         .env = &env,
         .on_eviction = on_eviction,
     };
-    host *h = NULL;
-    if (host_create(&setup.engine, setup.observer, &params, &h, &error) != TRIA_OK) {
+    if (host_create(&setup.engine, setup.observer, &params, &s.host, &error) != TRIA_OK) {
         die(EXIT_FAILED, "%s", error.message);
     }
-    struct llama_sampler *sampler = make_sampler(&o, o.open.seed);
-    if (o.prompt != NULL) {
-        run_turn(&o, &setup.engine, h, sampler, o.prompt, true);
-    } else {
-        bool first = true;
-        for (char *line = read_line(); line != NULL; line = read_line()) {
-            if (*line != '\0') {
-                run_turn(&o, &setup.engine, h, sampler, line, first);
-                first = false;
-            }
-            free(line);
-        }
-    }
-    print_summary(&setup.engine, h);
-    llama_sampler_free(sampler);
-    host_destroy(h);
+    s.sampler = make_sampler(&o, o.open.seed);
+    run(&s);
+    print_summary(s.engine, s.host);
+    close_files(&s);
+    llama_sampler_free(s.sampler);
+    host_destroy(s.host);
     eval_close(&setup);
     return 0;
 }
