@@ -102,18 +102,7 @@ static void count_attention(const query_tap *tap, int32_t n, int32_t begin, int3
 static tria_status choose_rows(const eval_options *options, const eval_config *config, eval_setup *setup,
                                const host_snapshot *snapshot, uint8_t *kept, tria_error *error)
 {
-    const host_params params = {
-        .policy = config->policy,
-        .model = setup->model,
-        .calibration = setup->calibration,
-        .budget = (int32_t)((int64_t)options->passkey_tokens * config->percent / 100),
-        .interval = options->interval,
-        .n_recent = options->n_recent,
-        .n_sink = options->n_sink,
-        .mode = config->mode,
-        .pool_radius = config->pool_radius,
-        .n_threads = options->n_threads,
-    };
+    const host_params params = eval_host_params(options, config, setup, options->passkey_tokens);
     host *h = NULL;
     tria_status status = host_create(&setup->engine, setup->observer, &params, &h, error);
     if (status == TRIA_OK) {

@@ -181,6 +181,7 @@ int main(int argc, char **argv)
     const char *mode = "union";
     eval_config defaults = {0};
     const char *json = NULL;
+    const char *trace = NULL;
     bool require = false;
     bool no_times = false;
     const arg table[] = {
@@ -204,6 +205,7 @@ int main(int argc, char **argv)
         {"--seed", ARG_SEED, &options.seed, 0, "of numbers and of the random policy"},
         {"--threads", ARG_INT, &options.n_threads, 0, "0 = all processors"},
         {"--json", ARG_TEXT, &json, 0, "write the results there as well"},
+        {"--trace", ARG_TEXT, &trace, 0, "write libtria's evictions to this file, for `tria replay`"},
         {"--no-times", ARG_FLAG, &no_times, 0, "leave out what differs from run to run"},
         {"--require", ARG_FLAG, &require, 0,
          "fail unless tria beats the controls of its budget at passkey and attention"},
@@ -228,6 +230,11 @@ int main(int argc, char **argv)
     }
 
     tria_error error;
+    tria_trace_params trace_params = TRIA_TRACE_PARAMS_INIT;
+    trace_params.path = trace;
+    if (trace != NULL && tria_trace_create(&trace_params, NULL, &options.trace, &error) != TRIA_OK) {
+        die(EXIT_FAILED, "%s", error.message);
+    }
     if (strstr(tasks, "attention") != NULL &&
         eval_attention(&options, configs, n, results, &error) != TRIA_OK) {
         die(EXIT_FAILED, "%s", error.message);
@@ -238,6 +245,9 @@ int main(int argc, char **argv)
     }
     if (strstr(tasks, "perplexity") != NULL &&
         eval_perplexity(&options, configs, n, results, &error) != TRIA_OK) {
+        die(EXIT_FAILED, "%s", error.message);
+    }
+    if (tria_trace_close(options.trace, &error) != TRIA_OK) {
         die(EXIT_FAILED, "%s", error.message);
     }
     print_table(configs, results, n, !no_times);

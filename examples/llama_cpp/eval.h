@@ -6,7 +6,7 @@
 #ifndef EXAMPLE_EVAL_H
 #define EXAMPLE_EVAL_H
 
-#include "engine.h"
+#include "host.h"
 
 #include <tria/tria.h>
 
@@ -37,6 +37,7 @@ typedef struct eval_options {
     int32_t numbers;   /* per depth */
     bool plain_filler; /* simple sentences over and over instead of the text */
     bool verbose;
+    tria_trace *trace;   /* or NULL: where every eviction by scores is written */
     int32_t n_sequences; /* as in engine_params */
     bool shared_cells;
     ggml_abort_callback abort;
@@ -85,5 +86,9 @@ tria_status eval_open_with(const eval_options *options, int32_t cells,
                            ggml_backend_sched_eval_callback callback, void *context, struct observer **seen,
                            eval_setup *setup, tria_error *error);
 void eval_close(eval_setup *setup);
+
+/* A configuration whose budget is a share of n_tokens. */
+host_params eval_host_params(const eval_options *options, const eval_config *config,
+                             const eval_setup *setup, int32_t n_tokens);
 
 #endif

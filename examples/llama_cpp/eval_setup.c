@@ -61,3 +61,23 @@ void eval_close(eval_setup *setup)
     }
     memset(setup, 0, sizeof(*setup));
 }
+
+host_params eval_host_params(const eval_options *options, const eval_config *config,
+                             const eval_setup *setup, int32_t n_tokens)
+{
+    const host_params params = {
+        .policy = config->policy,
+        .model = setup->model,
+        .calibration = setup->calibration,
+        .budget = (int32_t)((int64_t)n_tokens * config->percent / 100),
+        .interval = options->interval,
+        .n_recent = options->n_recent,
+        .n_sink = options->n_sink,
+        .mode = config->mode,
+        .pool_radius = config->pool_radius,
+        .n_threads = options->n_threads,
+        .trace = config->policy == HOST_POLICY_TRIA ? options->trace : NULL,
+        .seed = options->seed,
+    };
+    return params;
+}

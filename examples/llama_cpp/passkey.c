@@ -209,19 +209,9 @@ static tria_status create_hosts(const eval_options *options, const eval_config *
                                 eval_setup *setup, host **hosts, eval_result *results, tria_error *error)
 {
     for (int32_t i = 0; i <= n_configs; i++) {
-        host_params params = {
-            .policy = i == 0 ? HOST_POLICY_NONE : configs[i - 1].policy,
-            .model = setup->model,
-            .calibration = setup->calibration,
-            .interval = options->interval,
-            .n_recent = options->n_recent,
-            .n_sink = options->n_sink,
-            .mode = i == 0 ? TRIA_MODE_UNION : configs[i - 1].mode,
-            .pool_radius = i == 0 ? 0 : configs[i - 1].pool_radius,
-            .n_threads = options->n_threads,
-        };
+        host_params params = {.policy = HOST_POLICY_NONE};
         if (i > 0) {
-            params.budget = (int32_t)((int64_t)options->passkey_tokens * configs[i - 1].percent / 100);
+            params = eval_host_params(options, &configs[i - 1], setup, options->passkey_tokens);
             results[i - 1].passkey_budget = params.budget;
             results[i - 1].answers = calloc((size_t)options->depths * (size_t)options->numbers, 1);
             if (results[i - 1].answers == NULL) {

@@ -70,19 +70,7 @@ static tria_status run_config(const eval_options *options, const eval_config *co
     }
     host *h = NULL;
     if (status == TRIA_OK) {
-        host_params params = {
-            .policy = config->policy,
-            .model = setup.model,
-            .calibration = setup.calibration,
-            .budget = result->ppl_budget,
-            .interval = options->interval,
-            .n_recent = options->n_recent,
-            .n_sink = options->n_sink,
-            .mode = config->mode,
-            .pool_radius = config->pool_radius,
-            .n_threads = options->n_threads,
-            .seed = options->seed,
-        };
+        const host_params params = eval_host_params(options, config, &setup, options->ppl_tokens);
         status = host_create(&setup.engine, setup.observer, &params, &h, error);
     }
     if (status == TRIA_OK) {
