@@ -14,14 +14,16 @@ struct archive {
     char root[NAME_SIZE];
 };
 
-/* The end record's count of members, before libzip allocates for each: a member takes a local header of 30
- * and a central one of 46 bytes at least. */
+/* The end record, which ends the file, and its count of members, before libzip allocates for each: a member
+ * takes a local header of 30 and a central one of 46 bytes at least. */
 static bool plausible_count(const unsigned char *data, size_t size)
 {
     for (size_t at = size; at-- > 0 && size - at <= END_RECORD_SIZE + MAX_COMMENT;) {
         if (size - at >= END_RECORD_SIZE && memcmp(data + at, "PK\5\6", 4) == 0) {
             const size_t count = (size_t)data[at + 10] | (size_t)data[at + 11] << 8;
-            return count != 0xffff && count <= size / MIN_MEMBER_SIZE;
+            const size_t comment = (size_t)data[at + 20] | (size_t)data[at + 21] << 8;
+            return size - at == END_RECORD_SIZE + comment && count != 0xffff &&
+                   count <= size / MIN_MEMBER_SIZE;
         }
     }
     return false;
@@ -56,7 +58,7 @@ tria_status archive_open(const unsigned char *data, size_t size, archive **out, 
     tria_status status;
     if (!plausible_count(data, size)) {
         return import_fail(error, TRIA_E_FORMAT,
-                           "a damaged zip archive: no end record, or one of too many members");
+                           "a damaged zip archive: no end record at its end, or one of too many members");
     }
     opened = calloc(1, sizeof(*opened));
     if (opened == NULL) {

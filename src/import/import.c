@@ -71,6 +71,10 @@ tria_status import_set_head(tria_calibration *calibration, const import_shape *s
 {
     tria_head_stats stats = {.struct_size = sizeof(stats)};
     tria_error detail;
+    int32_t present = 0;
+    if (tria_calibration_head(calibration, layer, q_head, &stats, &present, NULL) == TRIA_OK && present) {
+        return import_fail(error, TRIA_E_FORMAT, "layer %d head %d occurs twice", layer, q_head);
+    }
     if (!shape->explicit_presence && all_zero(real, shape->n_freq) && all_zero(imag, shape->n_freq) &&
         all_zero(absolute, shape->n_freq)) {
         return TRIA_OK;

@@ -46,7 +46,7 @@ typedef struct import_shape {
 /* An empty calibration of that shape in all layers. */
 tria_status import_create(const import_shape *shape, const tria_env *env, tria_calibration **calibration,
                           tria_error *error);
-/* Sets a head; without explicit presence one of zeros is left out. */
+/* Sets a head, once; without explicit presence one of zeros is left out. */
 tria_status import_set_head(tria_calibration *calibration, const import_shape *shape, int32_t layer,
                             int32_t q_head, const float *real, const float *imag, const float *absolute,
                             tria_error *error);

@@ -4,10 +4,11 @@
 #include <math.h>
 #include <string.h>
 
-tria_status import_json_parse(const unsigned char *data, size_t size, json_t **root, tria_error *error)
+tria_status import_json_parse(const unsigned char *data, size_t size, size_t flags, json_t **root,
+                              tria_error *error)
 {
     json_error_t detail;
-    *root = json_loadb((const char *)data, size, 0, &detail);
+    *root = json_loadb((const char *)data, size, flags, &detail);
     if (*root == NULL) {
         return import_fail(error, TRIA_E_FORMAT, "not JSON: line %d: %s", detail.line, detail.text);
     }

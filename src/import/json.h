@@ -6,8 +6,10 @@
 
 #include <jansson.h>
 
-/* Parses an object; the caller releases it with json_decref(). */
-tria_status import_json_parse(const unsigned char *data, size_t size, json_t **root, tria_error *error);
+/* Parses an object; the caller releases it with json_decref(). flags: JSON_REJECT_DUPLICATES for keys that
+ * may not occur twice; else the last counts. */
+tria_status import_json_parse(const unsigned char *data, size_t size, size_t flags, json_t **root,
+                              tria_error *error);
 
 /*
  * Typed members of an object. An absent or null member leaves *out alone. Errors: FORMAT, names the key.

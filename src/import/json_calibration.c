@@ -288,7 +288,7 @@ tria_status import_read_json(const unsigned char *data, size_t size, const tria_
     json_file file = {.shape.format = TRIA_FORMAT_JSON, .error = error};
     json_t *root;
     tria_status status;
-    IMPORT_TRY(import_json_parse(data, size, &root, error));
+    IMPORT_TRY(import_json_parse(data, size, JSON_REJECT_DUPLICATES, &root, error));
     file.root = root;
     status = read_calibration(&file, env, calibration);
     free(file.head);

@@ -240,7 +240,7 @@ tria_status tria_import_model_read(const void *data, size_t size, int64_t contex
         return import_fail(error, TRIA_E_ARGUMENT,
                            "tria_import_model_read: NULL argument or a negative length");
     }
-    IMPORT_TRY(import_json_parse(data, size, &root, error));
+    IMPORT_TRY(import_json_parse(data, size, 0, &root, error));
     text = json_object_get(root, "text_config");
     if (json_object_get(root, "n_layers") != NULL) {
         status = describe_ours(&builder, root);

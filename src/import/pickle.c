@@ -339,7 +339,8 @@ static bool copy_dims(const pickle_value *tuple, int64_t *dims, int32_t *count)
     return true;
 }
 
-/* (storage, offset, size, stride, requires_grad, hooks[, metadata]) */
+/* (storage, offset, size, stride, requires_grad, hooks[, flags]): the flags say that the numbers mean
+ * others than those stored, e.g. their conjugates. */
 static tria_status rebuild_tensor(machine *m, const pickle_items *arguments)
 {
     const pickle_value *items = arguments->values;
@@ -351,6 +352,10 @@ static tria_status rebuild_tensor(machine *m, const pickle_items *arguments)
     if (arguments->count < 6 || arguments->count > 7 || items[0].type != PICKLE_STORAGE ||
         items[1].type != PICKLE_INTEGER || items[1].as.integer < 0 || items[1].as.integer > INT32_MAX) {
         return bad(m, "a tensor without storage, offset, size and stride");
+    }
+    if (arguments->count == 7 && items[6].type != PICKLE_NONE &&
+        !(items[6].type == PICKLE_DICT && items[6].as.items->count == 0)) {
+        return bad(m, "a tensor that is conjugated or negated: save a resolved copy of it");
     }
     tensor = tree_allocate(m->tree, sizeof(*tensor));
     if (tensor == NULL) {

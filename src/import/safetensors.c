@@ -9,7 +9,7 @@
 #include <string.h>
 
 typedef struct tensor_file {
-    const json_t *header;
+    json_t *header;
     const unsigned char *data; /* behind the header */
     size_t size;
     import_shape shape;
@@ -26,12 +26,15 @@ typedef struct tensor {
 
 static tria_status metadata_number(const tensor_file *file, const char *key, int32_t maximum, int32_t *out)
 {
-    const char *text =
-        json_string_value(json_object_get(json_object_get(file->header, "__metadata__"), key));
+    const json_t *entry = json_object_get(json_object_get(file->header, "__metadata__"), key);
+    const char *text = json_string_value(entry);
     char rest;
     int value;
-    if (text == NULL) {
+    if (entry == NULL) {
         return TRIA_OK;
+    }
+    if (text == NULL) {
+        return import_fail(file->error, TRIA_E_FORMAT, "metadata %s is not a string", key);
     }
     if (sscanf(text, "%9d%c", &value, &rest) != 1 || value < 1 || value > maximum) {
         return import_fail(file->error, TRIA_E_FORMAT, "metadata %s is \"%.32s\", expected 1 to %d", key,
@@ -148,6 +151,31 @@ static tria_status find_shape(tensor_file *file)
     return TRIA_OK;
 }
 
+/* The format has no holes: its tensors take exactly what follows the header. */
+static tria_status check_extent(const tensor_file *file)
+{
+    uint64_t total = 0;
+    const char *name;
+    json_t *entry;
+    json_object_foreach(file->header, name, entry)
+    {
+        const json_t *offsets = json_object_get(entry, "data_offsets");
+        const int64_t begin = json_integer_value(json_array_get(offsets, 0));
+        const int64_t end = json_integer_value(json_array_get(offsets, 1));
+        if (begin < 0 || end < begin || (uint64_t)end > file->size) {
+            return import_fail(file->error, TRIA_E_FORMAT, "%.64s lies at %lld to %lld of %zu bytes", name,
+                               (long long)begin, (long long)end, file->size);
+        }
+        total += (uint64_t)(end - begin);
+    }
+    return total == file->size
+               ? TRIA_OK
+               : import_fail(
+                     file->error, TRIA_E_FORMAT,
+                     "its tensors take %llu bytes, %zu follow the header: they overlap or leave holes",
+                     (unsigned long long)total, file->size);
+}
+
 static tria_status fill(const tensor_file *file, float *head, tria_calibration *calibration)
 {
     const size_t n_freq = (size_t)file->shape.n_freq;
@@ -172,6 +200,7 @@ static tria_status read_tensors(tensor_file *file, const tria_env *env, tria_cal
     float *head;
     tria_status status;
     IMPORT_TRY(find_shape(file));
+    IMPORT_TRY(check_extent(file));
     head = malloc(3 * (size_t)file->shape.n_freq * sizeof(*head));
     if (head == NULL) {
         return import_fail(file->error, TRIA_E_MEMORY, "cannot allocate a head");
@@ -199,7 +228,7 @@ tria_status import_read_safetensors(const unsigned char *data, size_t size, cons
     for (size_t i = 8; i-- > 0;) {
         length = length << 8 | data[i];
     }
-    IMPORT_TRY(import_json_parse(data + 8, (size_t)length, &header, error));
+    IMPORT_TRY(import_json_parse(data + 8, (size_t)length, JSON_REJECT_DUPLICATES, &header, error));
     file.header = header;
     file.data = data + 8 + length;
     file.size = size - 8 - (size_t)length;

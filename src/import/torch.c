@@ -255,21 +255,58 @@ static tria_status stats_shape(const torch_file *file, const pickle_value *stats
     return TRIA_OK;
 }
 
-/* The frequencies of a rope_scaling dict; types the library does not know leave theta to speak. */
+/* The type of a rope_scaling dict. False: one that is not known, or that depends on the length in use. */
+static bool scaling_type(const pickle_value *scaling, int32_t *type)
+{
+    static const struct {
+        const char *name;
+        int32_t type;
+    } types[] = {
+        {"default", TRIA_ROPE_SCALING_NONE},  {"mrope", TRIA_ROPE_SCALING_NONE},
+        {"linear", TRIA_ROPE_SCALING_LINEAR}, {"yarn", TRIA_ROPE_SCALING_YARN},
+        {"llama3", TRIA_ROPE_SCALING_LLAMA3},
+    };
+    const pickle_value *name = pickle_get(scaling, "rope_type");
+    name = name != NULL ? name : pickle_get(scaling, "type");
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+        if (pickle_is_text(name, types[i].name)) {
+            *type = types[i].type;
+            return true;
+        }
+    }
+    return false;
+}
+
+/*
+ * The frequencies that theta and a rope_scaling dict give. Where it cannot be told, the file says nothing
+ * of frequencies: theta alone would be wrong, the model has to speak.
+ */
 static tria_status scaled_frequencies(const torch_file *file, const pickle_value *scaling,
-                                      const import_shape *shape, double *inv_freq)
+                                      import_shape *shape, double *inv_freq)
 {
     const pickle_value *truncate = pickle_get(scaling, "truncate");
     tria_rope_scaling known;
     tria_rope_scaling_init(&known);
-    known.type = TRIA_ROPE_SCALING_YARN;
+    if (scaling == NULL || scaling->type == PICKLE_NONE || shape->rope_theta == 0) {
+        return TRIA_OK;
+    }
+    if (!scaling_type(scaling, &known.type)) {
+        shape->rope_theta = 0;
+        return TRIA_OK;
+    }
+    if (known.type == TRIA_ROPE_SCALING_NONE) {
+        return TRIA_OK;
+    }
     (void)number(pickle_get(scaling, "factor"), &known.factor);
     (void)number(pickle_get(scaling, "original_max_position_embeddings"), &known.original_length);
     (void)number(pickle_get(scaling, "beta_fast"), &known.beta_fast);
     (void)number(pickle_get(scaling, "beta_slow"), &known.beta_slow);
+    (void)number(pickle_get(scaling, "low_freq_factor"), &known.low_freq_factor);
+    (void)number(pickle_get(scaling, "high_freq_factor"), &known.high_freq_factor);
     if (truncate != NULL && truncate->type == PICKLE_BOOL) {
         known.truncate = truncate->as.integer != 0;
     }
+    shape->inv_freq = inv_freq;
     return tria_rope_frequencies(shape->rope_theta, 2 * shape->n_freq, &known, inv_freq, NULL, file->error);
 }
 
@@ -385,7 +422,6 @@ static tria_status read_stats(torch_file *file, const pickle_value *metadata, co
                               tria_calibration **out)
 {
     import_shape shape = {.format = TRIA_FORMAT_PT, .explicit_presence = true};
-    const pickle_value *scaling = pickle_get(metadata, "rope_scaling");
     tria_calibration *calibration = NULL;
     char *name = NULL;
     float *scratch = NULL;
@@ -403,11 +439,8 @@ static tria_status read_stats(torch_file *file, const pickle_value *metadata, co
     status = scratch != NULL && inv_freq != NULL
                  ? TRIA_OK
                  : import_fail(file->error, TRIA_E_MEMORY, "cannot allocate a head");
-    if (status == TRIA_OK && shape.rope_theta != 0 &&
-        (pickle_is_text(pickle_get(scaling, "rope_type"), "yarn") ||
-         pickle_is_text(pickle_get(scaling, "type"), "yarn"))) {
-        status = scaled_frequencies(file, scaling, &shape, inv_freq);
-        shape.inv_freq = inv_freq;
+    if (status == TRIA_OK) {
+        status = scaled_frequencies(file, pickle_get(metadata, "rope_scaling"), &shape, inv_freq);
     }
     if (status == TRIA_OK) {
         status = import_create(&shape, file->env, &calibration, file->error);

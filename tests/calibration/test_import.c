@@ -230,6 +230,8 @@ static void refuse_text(const char *text, const char *words)
 
 #define HEAD "\"head_dim\":4,\"num_attention_heads\":2,\"num_layers\":1,\"rope_theta\":1e4"
 
+#define ONES "{\"q_mean_real\":[1,1],\"q_mean_imag\":[1,1],\"q_abs_mean\":[2,2]}"
+
 static void test_json_bad(void **state)
 {
     (void)state;
@@ -252,6 +254,9 @@ static void test_json_bad(void **state)
     refuse_text("{" HEAD ",\"sampled_heads\":[[0,1]],\"layer_stats\":{}}", "no layer \"0\"");
     refuse_text("{" HEAD ",\"sampled_heads\":[[0,1]],\"layer_stats\":{\"0\":{\"q_mean_real\":[[1,2]]}}}",
                 "not an array of 2 rows");
+    refuse_text("{" HEAD ",\"stats\":{\"layer00_head00\":" ONES ",\"layer0_head0\":" ONES "}}",
+                "layer 0 head 0 occurs twice");
+    refuse_text("{" HEAD ",\"stats\":{},\"num_layers\":2}", "duplicate object key");
     refuse_text("{" HEAD ",\"inv_freq\":[1],\"stats\":{\"layer00_head00\":{\"q_mean_real\":[1,2]}}}",
                 "array of 1");
     refuse_text("{" HEAD ",\"stats\":{\"layer00_head00\":{\"freq_scale_sq\":[1,2]},"
@@ -291,6 +296,10 @@ static void refuse_tensors(const char *header, size_t data, const char *words)
 #define TENSOR(name, shape, offsets)                                                                       \
     "\"layer.0." name "\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 
+#define THREE(a, b, c)                                                                                     \
+    TENSOR("q_center_real", "[1,1]", a)                                                                    \
+    "," TENSOR("q_center_imag", "[1,1]", b) "," TENSOR("q_mean_norm", "[1,1]", c)
+
 static void test_safetensors_bad(void **state)
 {
     (void)state;
@@ -304,6 +313,12 @@ static void test_safetensors_bad(void **state)
     refuse_tensors("{\"layer.0.q_center_real\":{\"dtype\":\"I8\",\"shape\":[1,1],\"data_offsets\":[0,1]}}",
                    1, "dtype I8");
     refuse_tensors("{\"__metadata__\":{\"n_layers\":\"x\"}}", 1, "metadata n_layers");
+    refuse_tensors("{\"__metadata__\":{\"n_layers\":3}}", 1, "metadata n_layers is not a string");
+    refuse_tensors("{\"a\":1,\"a\":1}", 1, "duplicate object key");
+    refuse_tensors("{" THREE("[0,4]", "[4,8]", "[8,12]") "}", 16, "take 12 bytes, 16 follow");
+    refuse_tensors("{" THREE("[0,4]", "[4,8]", "[4,8]") "}", 8, "take 12 bytes, 8 follow");
+    refuse_tensors("{" THREE("[0,4]", "[4,8]", "[8,12]") ",\"b\":{\"data_offsets\":[8,99]}}", 12,
+                   "b lies at 8 to 99");
 }
 
 /* A torch file of one pickle, without storages. */
@@ -454,6 +469,107 @@ static void test_tensors(void **state)
     refuse_tensor("FloatStorage", "0", -4, 0, 3, four, unit, "not a storage");
 }
 
+/* A tensor whose numbers stand for others: stored as they are, their flags beside them. */
+static void test_tensor_flags(void **state)
+{
+    static const int32_t size[] = {1};
+    static const int32_t stride[] = {1};
+    buffer pickle = {0};
+    (void)state;
+    put_bytes(&pickle, "\x80\2", 2);
+    pickle_tensor(&pickle, "ComplexFloatStorage", "0", 1, 0, 1, size, stride);
+    pickle.size -= 2; /* the tuple and the call */
+    put_bytes(&pickle, "}(", 2);
+    pickle_text(&pickle, "conj");
+    put_bytes(&pickle, "\x88utR.", 5);
+    refuse_pickle(&pickle, "conjugated or negated");
+    buffer_free(&pickle);
+}
+
+/* One head of 4 frequencies with theta 10000 and a rope_scaling of that type. */
+static void make_scaled_pt(buffer *file, const char *type)
+{
+    static const char *const names[] = {"q_mean_real", "q_mean_imag", "q_abs_mean"};
+    static const int32_t size[] = {4};
+    static const int32_t stride[] = {1};
+    zip_builder zip = {0};
+    buffer pickle = {0};
+    buffer numbers = {0};
+    put_bytes(&pickle, "\x80\2}(", 4);
+    pickle_text(&pickle, "metadata");
+    put_bytes(&pickle, "}(", 2);
+    pickle_text(&pickle, "rope_theta");
+    pickle_int(&pickle, 10000);
+    pickle_text(&pickle, "rope_scaling");
+    put_bytes(&pickle, "}(", 2);
+    pickle_text(&pickle, "rope_type");
+    pickle_text(&pickle, type);
+    pickle_text(&pickle, "factor");
+    pickle_int(&pickle, 8);
+    pickle_text(&pickle, "low_freq_factor");
+    pickle_int(&pickle, 1);
+    pickle_text(&pickle, "high_freq_factor");
+    pickle_int(&pickle, 4);
+    pickle_text(&pickle, "original_max_position_embeddings");
+    pickle_int(&pickle, 64);
+    put_bytes(&pickle, "uu", 2);
+    pickle_text(&pickle, "stats");
+    put_bytes(&pickle, "}(", 2);
+    pickle_text(&pickle, "layer00_head00");
+    put_bytes(&pickle, "}(", 2);
+    for (size_t i = 0; i < 3; i++) {
+        pickle_text(&pickle, names[i]);
+        pickle_tensor(&pickle, "FloatStorage", "0", 4, 0, 1, size, stride);
+    }
+    put_bytes(&pickle, "uuu.", 4);
+    for (int i = 0; i < 4; i++) {
+        put_f32(&numbers, 1.0F);
+    }
+    zip_add(&zip, "stem/data.pkl", pickle.data, pickle.size);
+    zip_add(&zip, "stem/data/0", numbers.data, numbers.size);
+    zip_finish(&zip, file);
+    buffer_free(&pickle);
+    buffer_free(&numbers);
+}
+
+/* Frequencies under the scalings that metadata may name; where they cannot be told, theta is not believed.
+ */
+static void test_pt_scaling(void **state)
+{
+    static const struct {
+        const char *type;
+        int32_t known; /* tria_rope_scaling_type, -1: the file does not tell */
+    } cases[] = {{"default", TRIA_ROPE_SCALING_NONE},
+                 {"linear", TRIA_ROPE_SCALING_LINEAR},
+                 {"yarn", TRIA_ROPE_SCALING_YARN},
+                 {"llama3", TRIA_ROPE_SCALING_LLAMA3},
+                 {"dynamic", -1},
+                 {"longrope", -1}};
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        buffer file = {0};
+        tria_calibration *calibration;
+        tria_rope_scaling scaling;
+        double expected[4];
+        tria_layer_params geometry;
+        make_scaled_pt(&file, cases[i].type);
+        calibration = must_read(&file);
+        geometry = geometry_of(calibration, 0);
+        assert_true(geometry.rope_theta == (cases[i].known < 0 ? 0.0 : 10000.0));
+        assert_int_equal(geometry.inv_freq != NULL, cases[i].known > 0);
+        tria_rope_scaling_init(&scaling);
+        scaling.type = cases[i].known > 0 ? cases[i].known : TRIA_ROPE_SCALING_NONE;
+        scaling.factor = 8;
+        scaling.original_length = 64;
+        assert_int_equal(tria_rope_frequencies(10000, 8, &scaling, expected, NULL, NULL), TRIA_OK);
+        for (int32_t f = 0; f < 4 && geometry.inv_freq != NULL; f++) {
+            assert_true(geometry.inv_freq[f] == expected[f]);
+        }
+        tria_calibration_destroy(calibration);
+        buffer_free(&file);
+    }
+}
+
 /* Members that are missing, compressed, of another length, damaged. */
 static void test_archives(void **state)
 {
@@ -506,6 +622,13 @@ static void test_archives(void **state)
         make_pt(&file);
         set_u32(&file, file.size - 12, 0x00ffffff); /* size of the central directory */
         must_refuse(&file, "zip archive");
+        buffer_free(&file);
+    }
+    {
+        buffer file = {0};
+        make_pt(&file);
+        put_zeros(&file, 3);
+        must_refuse(&file, "no end record at its end");
         buffer_free(&file);
     }
     {
@@ -574,6 +697,8 @@ int main(void)
         cmocka_unit_test(test_pickle_opcodes),
         cmocka_unit_test(test_pickle_bombs),
         cmocka_unit_test(test_tensors),
+        cmocka_unit_test(test_tensor_flags),
+        cmocka_unit_test(test_pt_scaling),
         cmocka_unit_test(test_archives),
         cmocka_unit_test(test_view_bomb),
     };
