@@ -178,8 +178,9 @@ tria_status tria_calibration_write(const tria_calibration *calibration, int32_t 
         TRIA_TRY(tria_write_dialect_b3(calibration, &losses, &writer, error));
     } else {
         const char *name = tria_format_name(format);
-        return tria_fail(error, TRIA_E_UNSUPPORTED, "format %s cannot be written by the core library",
-                         name != NULL ? name : "unknown");
+        return tria_fail(error, TRIA_E_UNSUPPORTED, "format %s cannot be written by the core library%s",
+                         name != NULL ? name : "unknown",
+                         format == TRIA_FORMAT_JSON ? ", only by the import library" : "");
     }
     if (losses.used > 0 && !allow_lossy) {
         return tria_fail(error, TRIA_E_LOSSY, "%s cannot hold %s", tria_format_name(format), losses.text);

@@ -19,6 +19,7 @@ typedef struct calibration_run {
     int32_t *attention; /* layers with attention, ascending */
     int32_t n_attention;
     tria_accumulator *accumulator;
+    int32_t n_dims; /* of the files of queries: all layers in each, or one */
     npy_array position_array;
     int32_t *positions;
     uint64_t done; /* tokens of layers, for the progress line */
@@ -126,6 +127,10 @@ static int add_file(calibration_run *run, size_t file)
         code = cli_bad_input(
             "%s: %s, expected numbers [tokens, heads, head_dim] or [layers, tokens, heads, head_dim]", path,
             npy_describe(&array, text, sizeof(text)));
+    } else if (file > 0 && array.n_dims != run->n_dims) {
+        code = cli_bad_input("%s: %s, but %s has %" PRId32 " dimensions: one layer per file or all in each",
+                             path, npy_describe(&array, text, sizeof(text)), run->queries.items[0],
+                             run->n_dims);
     } else if (array.n_dims == 3) {
         run->total = run->queries.count;
         code = check_count(run, path, (int64_t)run->queries.count);
@@ -140,6 +145,7 @@ static int add_file(calibration_run *run, size_t file)
             code = add_block(run, path, &array, layer_of(run, array.dims[0], i), i);
         }
     }
+    run->n_dims = array.n_dims;
     npy_free(&array);
     return code;
 }

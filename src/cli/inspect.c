@@ -251,6 +251,15 @@ static void print_layers(const inspection *in)
     free(printed);
 }
 
+/* One line that holds texts of the file, without what could upset a terminal. */
+static void print_safely(const char *text)
+{
+    for (const char *c = text; *c != '\0'; c++) {
+        putchar((unsigned char)*c < 32 || *c == 127 ? '?' : *c);
+    }
+    putchar('\n');
+}
+
 static void print_findings(const inspection *in)
 {
     static const char *const names[] = {"note", "warning", "error"};
@@ -259,7 +268,7 @@ static void print_findings(const inspection *in)
         if (in->findings[i].layer >= 0) {
             printf("layer %" PRId32 ": ", in->findings[i].layer);
         }
-        printf("%s\n", in->findings[i].text);
+        print_safely(in->findings[i].text);
     }
 }
 
@@ -278,17 +287,12 @@ static void print_stats(const inspection *in)
     }
 }
 
-/* A text of the file, without what could upset a terminal. */
 static void print_text(const char *label, const char *text)
 {
-    if (text[0] == '\0') {
-        return;
+    if (text[0] != '\0') {
+        printf("%s: ", label);
+        print_safely(text);
     }
-    printf("%s: ", label);
-    for (const char *c = text; *c != '\0'; c++) {
-        putchar((unsigned char)*c < 32 || *c == 127 ? '?' : *c);
-    }
-    printf("\n");
 }
 
 static void print_report(const inspection *in)
@@ -454,6 +458,19 @@ static void json_report(const inspection *in)
     printf("\n");
 }
 
+/* Compares the file as an engine reads it, what it lacks taken from the model: a file that only names some
+ * heads does not say how many there are. */
+static tria_status match_model(inspection *in, tria_error *error)
+{
+    tria_calibration *completed;
+    tria_status status = cli_load_calibration(in->path, in->model, &completed, error);
+    if (status == TRIA_OK) {
+        status = tria_calibration_match(completed, in->model, keep_finding, in, error);
+        tria_calibration_destroy(completed);
+    }
+    return status;
+}
+
 static int run(inspection *in)
 {
     tria_error error;
@@ -468,10 +485,7 @@ static int run(inspection *in)
         tria_calibration_review(in->calibration, keep_finding, in, &error) != TRIA_OK) {
         return cli_library_error(in->path, &error);
     }
-    if (in->model != NULL &&
-        tria_calibration_match(in->calibration, in->model, keep_finding, in, &error) != TRIA_OK) {
-        in->mismatch = true;
-    }
+    in->mismatch = in->model != NULL && match_model(in, &error) != TRIA_OK;
     gather(in);
     if (in->json) {
         json_report(in);

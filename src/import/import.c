@@ -213,7 +213,7 @@ tria_status tria_import_calibration_read(const void *bytes, size_t size, const t
     if (size >= 4 && memcmp(data, "PK\3\4", 4) == 0) {
         status = import_read_pt(data, size, env, &counted, &calibration, error);
     } else if (looks_like_safetensors(data, size)) {
-        status = import_read_safetensors(data, size, env, &calibration, error);
+        status = import_read_safetensors(data, size, env, &counted, &calibration, error);
     } else if (looks_like_json(data, size)) {
         status = import_read_json(data, size, env, &calibration, error);
     } else {

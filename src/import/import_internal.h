@@ -57,7 +57,7 @@ tria_status import_read_pt(const unsigned char *data, size_t size, const tria_en
 tria_status import_read_json(const unsigned char *data, size_t size, const tria_env *env,
                              tria_calibration **calibration, tria_error *error);
 tria_status import_read_safetensors(const unsigned char *data, size_t size, const tria_env *env,
-                                    tria_calibration **calibration, tria_error *error);
+                                    bool *counted, tria_calibration **calibration, tria_error *error);
 /* The text is from malloc(). */
 tria_status import_write_json(const tria_calibration *calibration, bool allow_lossy, char **text,
                               size_t *size, tria_error *error);

@@ -13,6 +13,7 @@ typedef struct tensor_file {
     const unsigned char *data; /* behind the header */
     size_t size;
     import_shape shape;
+    bool counted; /* the metadata does not say how many layers and heads there are */
     tria_error *error;
 } tensor_file;
 
@@ -120,6 +121,7 @@ static tria_status find_shape(tensor_file *file)
     IMPORT_TRY(metadata_number(file, "n_layers", TRIA_MAX_LAYERS, &shape->n_layers));
     IMPORT_TRY(metadata_number(file, "n_q_heads", TRIA_MAX_HEADS, &shape->n_q_heads));
     IMPORT_TRY(metadata_number(file, "n_kv_heads", TRIA_MAX_HEADS, &shape->n_kv_heads));
+    file->counted = shape->n_layers == 0 || shape->n_q_heads == 0;
     for (int32_t l = 0; l < TRIA_MAX_LAYERS; l++) {
         tensor tensors[3];
         bool found;
@@ -219,7 +221,7 @@ static tria_status read_tensors(tensor_file *file, const tria_env *env, tria_cal
 }
 
 tria_status import_read_safetensors(const unsigned char *data, size_t size, const tria_env *env,
-                                    tria_calibration **calibration, tria_error *error)
+                                    bool *counted, tria_calibration **calibration, tria_error *error)
 {
     tensor_file file = {.shape.format = TRIA_FORMAT_SAFETENSORS, .error = error};
     uint64_t length = 0;
@@ -233,6 +235,7 @@ tria_status import_read_safetensors(const unsigned char *data, size_t size, cons
     file.data = data + 8 + length;
     file.size = size - 8 - (size_t)length;
     status = read_tensors(&file, env, calibration);
+    *counted = file.counted;
     json_decref(header);
     return status;
 }

@@ -108,7 +108,9 @@ result = run("convert", scaled, out("one.tria"), "--format", "tria1", "--lossy")
 check("--lossy says what is lost", result.returncode == 0 and "layer budget scales" in result.stderr)
 refused("unknown format", 2, "--format", "convert", source, out("x"), "--format", "tria9")
 
-if IMPORT == "with-import":
+if IMPORT == "without-import":
+    refused("no json", 1, "import library", "convert", source, out("x.json"), "--format", "json")
+else:
     model = write("model.json", json.dumps({
         "name": "m", "n_layers": 2, "n_q_heads": 2, "n_kv_heads": 1, "head_dim": 6, "rotary_dim": 4,
         "rope": {"style": "half", "theta": 10000.0}}).encode())
@@ -183,12 +185,27 @@ if IMPORT == "with-import":
             model, "--output", out("d.tria"))
     refused("layers", 1, "3 layers of queries", "calibrate", "--queries", npy("l3.npy", "f", [3, 1, 2, 6], [0.5] * 36),
             "--model", model, "--output", out("d.tria"))
+    refused("all layers and one", 1, "but", "calibrate", "--queries", whole, files[1], "--model", model, "--output",
+            out("d.tria"))
     refused("positions", 1, "positions", "calibrate", "--queries", whole, "--rotated", "--positions",
             npy("short.npy", "i", [3], [0, 1, 2]), "--model", model, "--output", out("d.tria"))
     refused("rotated alone", 2, "--positions", "calibrate", "--queries", whole, "--rotated", "--model", model,
             "--output", out("d.tria"))
     refused("no queries", 2, "--queries", "calibrate", "--model", model, "--output", out("d.tria"))
     check("nothing written", not os.path.exists(out("d.tria")))
+
+    # a file that does not say how many layers there are, and a name that would upset a terminal
+    names = ["layer.0.q_center_real", "layer.0.q_center_imag", "layer.0.q_mean_norm"]
+    header = json.dumps({name: {"dtype": "F32", "shape": [2, 2], "data_offsets": [16 * i, 16 * i + 16]}
+                         for i, name in enumerate(names)}).encode()
+    few = write("few.safetensors", struct.pack("<Q", len(header)) + header + struct.pack("<12f", *[1.0] * 8, *[2.0] * 4))
+    report = inspect(few, "--model", model)
+    check("the model knows the layers", not any(f["severity"] == "error" for f in report["findings"])
+          and any("1 of 2 attention layers have no calibrated head" in f["text"] for f in report["findings"]))
+    named = write("named.json", json.dumps({"name": "x\x1b[31m\ny", "n_layers": 2, "n_q_heads": 2, "n_kv_heads": 1,
+                                            "head_dim": 6, "rotary_dim": 4}).encode())
+    text = run("inspect", out("a.tria"), "--model", named).stdout
+    check("no control characters", "x?[31m?y" in text and "\x1b" not in text)
 
     # JSON there and back
     result = run("convert", source, out("c.json"), "--format", "json")
