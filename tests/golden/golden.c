@@ -1,13 +1,18 @@
 /* golden.c - see golden.h. */
 #include "golden.h"
 
+#include "cases.h"
+
 #include <inttypes.h>
 #include <math.h>
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include <cmocka.h>
 
 void golden_die(const char *format, ...)
 {
@@ -382,4 +387,32 @@ int64_t golden_compare(const char *what, const npy_array *expected, const npy_ar
         fprintf(stderr, "%s: %" PRId64 " of %" PRId64 " differ\n", what, n_wrong, expected->count);
     }
     return n_wrong;
+}
+
+static void (*run_case)(const char *folder);
+
+static void test_case(void **state)
+{
+    char folder[700];
+    snprintf(folder, sizeof(folder), "%s/%s", TRIA_TEST_DATA, (const char *)*state);
+    run_case(folder);
+}
+
+static void test_real(void **state)
+{
+    (void)state;
+    if (access(TRIA_SHARED_DATA "/golden/qwen3_8b_real", F_OK) != 0) {
+        fprintf(stderr, "SKIPPED: %s/golden/qwen3_8b_real is not there\n", TRIA_SHARED_DATA);
+        skip();
+    }
+    run_case(TRIA_SHARED_DATA "/golden/qwen3_8b_real");
+}
+
+#define CASE(folder) {folder, test_case, NULL, NULL, (void *)(uintptr_t)folder},
+
+int golden_run_cases(const char *name, void (*run)(const char *folder))
+{
+    const struct CMUnitTest tests[] = {GOLDEN_CASES(CASE) cmocka_unit_test(test_real)};
+    run_case = run;
+    return cmocka_run_group_tests_name(name, tests, NULL, NULL);
 }

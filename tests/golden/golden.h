@@ -53,6 +53,10 @@ typedef struct golden_setup {
 void golden_setup_create(golden_setup *setup, const golden_case *gc, const golden_settings *settings);
 void golden_setup_destroy(golden_setup *setup);
 
+/* Calls `run` as a test on the folder of every case in cases.h, and on qwen3_8b_real of ../shared, which is
+ * skipped when it is absent. Returns the number of failed tests. */
+int golden_run_cases(const char *name, void (*run)(const char *folder));
+
 /* The largest finite |x|. */
 double golden_abs_max(const npy_array *array);
 /* Number of elements further apart than `tolerance` or finite on one side only; the first is printed. */

@@ -3,7 +3,6 @@
  * the final scores it was ranked by. qwen3_8b_real is read from ../shared and skipped when it is absent.
  */
 #include "backends.h"
-#include "cases.h"
 #include "golden.h"
 
 #include <inttypes.h>
@@ -13,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -339,32 +337,12 @@ static void check_folder(const char *folder)
     assert_int_equal(n_wrong, 0);
 }
 
-static void test_case(void **state)
-{
-    char folder[700];
-    snprintf(folder, sizeof(folder), "%s/%s", TRIA_TEST_DATA, (const char *)*state);
-    check_folder(folder);
-}
-
-static void test_real(void **state)
-{
-    (void)state;
-    if (access(TRIA_SHARED_DATA "/golden/qwen3_8b_real", F_OK) != 0) {
-        fprintf(stderr, "SKIPPED: %s/golden/qwen3_8b_real is not there\n", TRIA_SHARED_DATA);
-        skip();
-    }
-    check_folder(TRIA_SHARED_DATA "/golden/qwen3_8b_real");
-}
-
-#define CASE(folder) {folder, test_case, NULL, NULL, (void *)(uintptr_t)folder},
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {GOLDEN_CASES(CASE) cmocka_unit_test(test_real)};
     tria_backends *registry = NULL;
     int failed;
     n_backends = golden_open_backends(&registry, backends);
-    failed = cmocka_run_group_tests_name("select-golden", tests, NULL, NULL);
+    failed = golden_run_cases("select-golden", check_folder);
     golden_close_backends(registry, backends, n_backends);
     return failed;
 }
