@@ -173,14 +173,16 @@ static void describe_tensor(const npy_array *array, int64_t layer, tria_tensor *
 {
     int64_t row_bytes = array->dims[3] * array->size;
     int64_t layer_bytes = array->dims[1] * array->dims[2] * row_bytes;
+    int32_t size = array->size < 4 ? array->size : 4;
+    if (row_bytes == size && size > 1) {
+        size /= 2; /* a model has no heads of one dimension, but scales are such rows */
+    }
     tensor->base = (unsigned char *)array->data + layer * layer_bytes;
     tensor->size = (uint64_t)layer_bytes;
     tensor->token_stride = row_bytes;
     tensor->head_stride = array->dims[2] * row_bytes;
-    tensor->dtype = array->size == 1   ? TRIA_DTYPE_FP8_E4M3FN
-                    : array->size == 2 ? TRIA_DTYPE_F16
-                                       : TRIA_DTYPE_F32;
-    tensor->dim = (int32_t)(row_bytes / (array->size < 4 ? array->size : 4));
+    tensor->dtype = size == 1 ? TRIA_DTYPE_FP8_E4M3FN : size == 2 ? TRIA_DTYPE_F16 : TRIA_DTYPE_F32;
+    tensor->dim = (int32_t)(row_bytes / size);
 }
 
 static int build_model(compaction *c)

@@ -301,6 +301,7 @@ def keep_sets():
     good(keep("i4", [3], [0, 39, -1]))
     good(compact(values=None))
     good(compact(keys=npy("bytes.npy", "u1", [2, 3, 40, 7]), values=None))
+    good(compact(keys=npy("scales.npy", "f4", [2, 3, 40, 1]), values=npy("v.npy", "f2", [2, 3, 40, 1])))
     good(compact(keys=npy("doubles.npy", "f8", [2, 3, 40, 3]), values=None))
 
 
