@@ -50,6 +50,12 @@ tria_status import_json_number(const json_t *object, const char *key, double *ou
     return TRIA_OK;
 }
 
+bool import_json_has(const json_t *object, const char *key)
+{
+    const json_t *value = json_object_get(object, key);
+    return value != NULL && !json_is_null(value);
+}
+
 bool import_json_is(const json_t *object, const char *key, const char *text)
 {
     const char *value = json_string_value(json_object_get(object, key));

@@ -18,6 +18,7 @@ tria_status import_json_parse(const unsigned char *data, size_t size, size_t fla
 tria_status import_json_integer(const json_t *object, const char *key, int64_t minimum, int64_t maximum,
                                 int32_t *out, tria_error *error);
 tria_status import_json_number(const json_t *object, const char *key, double *out, tria_error *error);
+bool import_json_has(const json_t *object, const char *key); /* there, and not null */
 bool import_json_is(const json_t *object, const char *key, const char *text);
 /* An array of exactly `count` finite numbers, as float or as double. `what` is for the message. */
 tria_status import_json_floats(const json_t *array, int32_t count, const char *what, float *out,

@@ -62,18 +62,25 @@ static const struct {
     {"su", TRIA_ROPE_SCALING_LONGROPE},
 };
 
+static const char *first_text(const json_t *root, const char *a, const char *b)
+{
+    const char *text = json_string_value(json_object_get(root, a));
+    return text != NULL ? text : json_string_value(json_object_get(root, b));
+}
+
 static const char *scaling_name(const json_t *scaling)
 {
-    const char *name = json_string_value(json_object_get(scaling, "rope_type"));
-    if (name == NULL) {
-        name = json_string_value(json_object_get(scaling, "type"));
-    }
+    const char *name = first_text(scaling, "rope_type", "type");
     return name != NULL ? name : "default";
 }
 
 static tria_status scaling_type(const json_t *scaling, int32_t *type, tria_error *error)
 {
     const char *name = scaling_name(scaling);
+    if (first_text(scaling, "rope_type", "type") == NULL && import_json_has(scaling, "factor")) {
+        return import_fail(error, TRIA_E_FORMAT,
+                           "a rope scaling with a factor, but without its \"rope_type\"");
+    }
     for (size_t i = 0; i < sizeof(SCALINGS) / sizeof(SCALINGS[0]); i++) {
         if (strcmp(SCALINGS[i].name, name) == 0) {
             *type = SCALINGS[i].type;
@@ -95,18 +102,23 @@ static tria_status scaling_lengths(const json_t *scaling, const json_t *config, 
     IMPORT_TRY(import_json_number(config, "original_max_position_embeddings", &outer, error));
     IMPORT_TRY(import_json_number(config, "max_position_embeddings", &maximum, error));
     IMPORT_TRY(import_json_number(scaling, "factor", &factor, error));
-    if (out->original_length == 0) {
+    if (out->type == TRIA_ROPE_SCALING_DYNAMIC && maximum != 0) {
+        out->original_length = maximum;
+    } else if (outer != 0 || out->original_length == 0) {
         out->original_length = outer != 0 ? outer : maximum;
     }
     /* A length beside the scaling is the trained one, and what it was stretched to gives the factor. */
     if (out->type == TRIA_ROPE_SCALING_LONGROPE && maximum != 0 && (outer != 0 || factor == 0)) {
         factor = maximum / out->original_length;
     }
-    if (factor != 0) {
-        out->factor = factor;
-    } else if (out->type == TRIA_ROPE_SCALING_YARN && maximum != 0 && out->original_length != 0) {
-        out->factor = maximum / out->original_length;
+    if (out->type == TRIA_ROPE_SCALING_YARN && factor == 0 && out->original_length != 0) {
+        factor = maximum / out->original_length;
     }
+    if (factor == 0) {
+        return import_fail(error, TRIA_E_FORMAT, "the rope scaling \"%.32s\" has no factor",
+                           scaling_name(scaling));
+    }
+    out->factor = factor;
     return TRIA_OK;
 }
 
@@ -174,6 +186,9 @@ tria_status builder_set_rope(model_builder *builder, int32_t index, double theta
     tria_status status;
     layer->rope_theta = theta;
     layer->inv_freq = NULL;
+    if (scaling != NULL && !json_is_object(scaling) && !json_is_null(scaling)) {
+        return import_fail(builder->error, TRIA_E_FORMAT, "the rope scaling is not an object");
+    }
     if (strcmp(scaling_name(scaling), "proportional") == 0) {
         return proportional(builder, index, theta, scaling);
     }
@@ -207,17 +222,19 @@ tria_status builder_set_rope(model_builder *builder, int32_t index, double theta
                : import_fail(builder->error, TRIA_E_FORMAT, "layer %d: %s", index, detail.message);
 }
 
-static const char *first_text(const json_t *root, const char *a, const char *b)
-{
-    const char *text = json_string_value(json_object_get(root, a));
-    return text != NULL ? text : json_string_value(json_object_get(root, b));
-}
-
 static tria_status make_model(const model_builder *builder, const json_t *root, const tria_env *env,
                               tria_model **model)
 {
     tria_model_params params = TRIA_MODEL_PARAMS_INIT;
     tria_error detail;
+    bool attention = false;
+    for (int32_t l = 0; l < builder->n_layers; l++) {
+        attention = attention || builder->layers[l].n_q_heads > 0;
+    }
+    if (!attention) {
+        return import_fail(builder->error, TRIA_E_FORMAT,
+                           "no layer has attention: query or KV heads are missing");
+    }
     params.name = first_text(root, "name", "_name_or_path");
     params.fingerprint = first_text(root, "fingerprint", "fingerprint");
     params.layers = builder->layers;
@@ -234,7 +251,7 @@ tria_status tria_import_model_read(const void *data, size_t size, int64_t contex
 {
     model_builder builder = {0, NULL, NULL, context_length, error};
     json_t *root;
-    const json_t *text;
+    json_t *text;
     tria_status status;
     if (data == NULL || model == NULL || context_length < 0) {
         return import_fail(error, TRIA_E_ARGUMENT,

@@ -10,18 +10,6 @@
 #include <math.h>
 #include <string.h>
 
-typedef enum layer_kind {
-    LAYER_NONE, /* linear attention, convolution, state space ...: no KV cache */
-    LAYER_FULL,
-    LAYER_SLIDING
-} layer_kind;
-
-static bool has(const json_t *config, const char *key)
-{
-    const json_t *value = json_object_get(config, key);
-    return value != NULL && !json_is_null(value);
-}
-
 /* A number that may be given per layer, as an array. */
 static tria_status layer_integer(const json_t *config, const char *key, int32_t layer, int32_t maximum,
                                  int32_t *out, tria_error *error)
@@ -39,7 +27,7 @@ static tria_status layer_integer(const json_t *config, const char *key, int32_t 
     return TRIA_OK;
 }
 
-static bool is_model(const json_t *config, const char *const *types)
+bool import_model_is(const json_t *config, const char *const *types)
 {
     const char *type = json_string_value(json_object_get(config, "model_type"));
     for (size_t i = 0; type != NULL && types[i] != NULL; i++) {
@@ -52,107 +40,45 @@ static bool is_model(const json_t *config, const char *const *types)
 
 /* Models whose code pairs neighbouring dimensions. */
 static const char *const INTERLEAVED[] = {
-    "gptj",        "codegen", "cohere",      "cohere2",     "chatglm",  "glm",          "glm4",
-    "llama4_text", "helium",  "deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", NULL};
-/* Every other layer slides, the first one does. */
-static const char *const ALTERNATING[] = {"gemma2", "gpt_oss", NULL};
+    "gptj",        "codegen",       "cohere",       "cohere2",  "cohere2_moe",  "chatglm",
+    "glm",         "glm4",          "glm4v_text",   "helium",   "llama4_text",  "deepseek_v2",
+    "deepseek_v3", "deepseek_v32",  "kimi_k2",      "ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text",
+    "glm_moe_dsa", "longcat_flash", "glm_ocr_text", NULL};
 /* Full attention layers of models with sliding ones are not rotated. */
-static const char *const NOPE_WHEN_FULL[] = {"cohere2", "exaone4", NULL};
+static const char *const NOPE_WHEN_FULL[] = {"cohere2", "cohere2_moe", "exaone4",
+                                             "afmoe",   "exaone_moe",  NULL};
+/* Sliding layers keep the base frequencies whatever the scaling is. */
+static const char *const PLAIN_WHEN_SLIDING[] = {"olmo3", NULL};
+/* No layer is rotated. */
+static const char *const NEVER_ROTATED[] = {"jamba",   "nemotron_h",  "zamba", "kimi_linear", "gpt2", "opt",
+                                            "gpt_neo", "gpt_bigcode", "bloom", "mpt",         NULL};
 
-/* layer_types and its like: one word per layer. */
-static layer_kind kind_of_word(const char *word)
-{
-    if (strcmp(word, "sliding_attention") == 0 || strcmp(word, "chunked_attention") == 0 ||
-        strcmp(word, "local_attention") == 0) {
-        return LAYER_SLIDING;
-    }
-    if (strcmp(word, "full_attention") == 0 || strcmp(word, "attention") == 0 ||
-        strcmp(word, "hybrid") == 0 || strcmp(word, "global_attention") == 0) {
-        return LAYER_FULL;
-    }
-    return LAYER_NONE;
-}
+/*
+ * What the configuration classes assume where a published file is silent, for models whose files are: the
+ * text part of a multimodal one holds only what differs from its class.
+ */
+static const struct {
+    const char *model_type;
+    const char *assumed;
+} DEFAULTS[] = {
+    {"gemma", "{\"head_dim\":256}"},
+    {"gemma2", "{\"head_dim\":256,\"num_attention_heads\":8,\"num_key_value_heads\":4,"
+               "\"sliding_window\":4096}"},
+    {"gemma3_text",
+     "{\"head_dim\":256,\"num_attention_heads\":8,\"num_key_value_heads\":4,\"sliding_window\":4096,"
+     "\"sliding_window_pattern\":6,\"rope_theta\":1000000,\"rope_local_base_freq\":10000}"},
+};
 
-static bool slides(const json_t *config)
+static tria_status assume_defaults(json_t *config, tria_error *error)
 {
-    const json_t *use = json_object_get(config, "use_sliding_window");
-    return has(config, "sliding_window") && !json_is_false(use);
-}
-
-/* Configurations that give a rule instead of a list. */
-static tria_status kind_by_rule(const json_t *config, int32_t layer, layer_kind *kind, tria_error *error)
-{
-    const char *pattern = json_string_value(json_object_get(config, "hybrid_override_pattern"));
-    int32_t period = 0;
-    int32_t offset = 0;
-    int32_t interval = 0;
-    int32_t sliding = 0;
-    int32_t first_sliding = 0;
-    *kind = LAYER_FULL;
-    if (pattern != NULL) {
-        *kind = (size_t)layer < strlen(pattern) && pattern[layer] == '*' ? LAYER_FULL : LAYER_NONE;
-        return TRIA_OK;
-    }
-    IMPORT_TRY(import_json_integer(config, "attn_layer_period", 1, TRIA_MAX_LAYERS, &period, error));
-    IMPORT_TRY(import_json_integer(config, "attn_layer_offset", 0, TRIA_MAX_LAYERS, &offset, error));
-    IMPORT_TRY(
-        import_json_integer(config, "full_attention_interval", 1, TRIA_MAX_LAYERS, &interval, error));
-    if (period != 0 || interval != 0) {
-        const bool full = period != 0 ? layer % period == offset : (layer + 1) % interval == 0;
-        *kind = full ? LAYER_FULL : LAYER_NONE;
-        return TRIA_OK;
-    }
-    if (!slides(config)) {
-        return TRIA_OK;
-    }
-    if (json_is_number(json_object_get(config, "sliding_window_pattern"))) {
-        IMPORT_TRY(
-            import_json_integer(config, "sliding_window_pattern", 1, TRIA_MAX_LAYERS, &sliding, error));
-        *kind = (layer + 1) % sliding != 0 ? LAYER_SLIDING : LAYER_FULL;
-    } else if (is_model(config, ALTERNATING)) {
-        *kind = layer % 2 == 0 ? LAYER_SLIDING : LAYER_FULL;
-    } else {
-        IMPORT_TRY(
-            import_json_integer(config, "max_window_layers", 0, TRIA_MAX_LAYERS, &first_sliding, error));
-        *kind = layer >= first_sliding ? LAYER_SLIDING : LAYER_FULL;
-    }
-    return TRIA_OK;
-}
-
-/* A number that a list of layers names. */
-static bool listed(const json_t *list, int32_t layer)
-{
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        if (json_integer_value(json_array_get(list, i)) == layer) {
-            return true;
+    for (size_t i = 0; i < sizeof(DEFAULTS) / sizeof(DEFAULTS[0]); i++) {
+        if (import_json_is(config, "model_type", DEFAULTS[i].model_type)) {
+            json_t *assumed = json_loads(DEFAULTS[i].assumed, 0, NULL);
+            const bool ok = assumed != NULL && json_object_update_missing(config, assumed) == 0;
+            json_decref(assumed);
+            return ok ? TRIA_OK : import_fail(error, TRIA_E_MEMORY, "cannot complete the configuration");
         }
     }
-    return false;
-}
-
-static tria_status find_kind(const json_t *config, int32_t layer, layer_kind *kind, tria_error *error)
-{
-    const json_t *words = json_object_get(config, "layer_types");
-    const json_t *full = json_object_get(config, "full_attn_idxs");
-    const json_t *cycle = json_object_get(config, "block_types");
-    const char *word = NULL;
-    if (!json_is_array(words)) {
-        words = json_object_get(config, "layers_block_type");
-    }
-    if (json_is_array(words)) {
-        word = json_string_value(json_array_get(words, (size_t)layer));
-    } else if (json_array_size(cycle) > 0) {
-        word = json_string_value(json_array_get(cycle, (size_t)layer % json_array_size(cycle)));
-    } else if (json_is_array(full)) {
-        *kind = listed(full, layer) ? LAYER_FULL : LAYER_NONE;
-        return TRIA_OK;
-    } else {
-        return kind_by_rule(config, layer, kind, error);
-    }
-    if (word == NULL) {
-        return import_fail(error, TRIA_E_FORMAT, "the list of layer types has no text for layer %d", layer);
-    }
-    *kind = kind_of_word(word);
     return TRIA_OK;
 }
 
@@ -191,13 +117,16 @@ static tria_status read_head_dim(const json_t *config, layer_kind kind, tria_lay
                                  tria_error *error)
 {
     int32_t hidden = 0;
+    IMPORT_TRY(
+        import_json_integer(config, "attention_head_dim", 1, TRIA_MAX_HEAD_DIM, &layer->head_dim, error));
     IMPORT_TRY(import_json_integer(config, "head_dim", 1, TRIA_MAX_HEAD_DIM, &layer->head_dim, error));
     if (kind == LAYER_FULL) {
         IMPORT_TRY(
             import_json_integer(config, "global_head_dim", 1, TRIA_MAX_HEAD_DIM, &layer->head_dim, error));
     }
     if (layer->head_dim == 0) {
-        IMPORT_TRY(import_json_integer(config, has(config, "hidden_size") ? "hidden_size" : "n_embd", 1,
+        IMPORT_TRY(import_json_integer(config,
+                                       import_json_has(config, "hidden_size") ? "hidden_size" : "n_embd", 1,
                                        INT32_MAX, &hidden, error));
         layer->head_dim = hidden / layer->n_q_heads;
     }
@@ -207,29 +136,45 @@ static tria_status read_head_dim(const json_t *config, layer_kind kind, tria_lay
                              "neither \"head_dim\" nor \"hidden_size\" gives the width of a head");
 }
 
+static tria_status read_kv_heads(const json_t *config, int32_t index, tria_layer_params *layer,
+                                 tria_error *error)
+{
+    const json_t *block = json_array_get(json_object_get(config, "block_configs"), (size_t)index);
+    int32_t group = 0;
+    IMPORT_TRY(import_json_integer(json_object_get(block, "attention"), "n_heads_in_group", 1,
+                                   TRIA_MAX_HEADS, &group, error));
+    if (group != 0) {
+        layer->n_kv_heads = layer->n_q_heads / group;
+        return TRIA_OK;
+    }
+    if (json_is_true(json_object_get(config, "multi_query")) &&
+        !json_is_true(json_object_get(config, "new_decoder_architecture"))) {
+        layer->n_kv_heads = 1; /* whatever num_kv_heads says */
+        return TRIA_OK;
+    }
+    layer->n_kv_heads = layer->n_q_heads;
+    return layer_integer(config,
+                         import_json_has(config, "num_kv_heads") ? "num_kv_heads" : "num_key_value_heads",
+                         index, TRIA_MAX_HEADS, &layer->n_kv_heads, error);
+}
+
 static tria_status read_heads(const json_t *config, int32_t index, layer_kind kind,
                               tria_layer_params *layer, tria_error *error)
 {
-    const char *q_key = has(config, "num_attention_heads") ? "num_attention_heads" : "n_head";
+    const char *q_key = import_json_has(config, "num_attention_heads") ? "num_attention_heads" : "n_head";
     IMPORT_TRY(layer_integer(config, q_key, index, TRIA_MAX_HEADS, &layer->n_q_heads, error));
     if (layer->n_q_heads == 0) {
         return json_is_array(json_object_get(config, q_key))
                    ? TRIA_OK
                    : import_fail(error, TRIA_E_FORMAT, "\"num_attention_heads\" is missing");
     }
-    layer->n_kv_heads = layer->n_q_heads;
-    if (json_is_true(json_object_get(config, "multi_query")) &&
-        !json_is_true(json_object_get(config, "new_decoder_architecture"))) {
-        layer->n_kv_heads = 1;
-    }
-    IMPORT_TRY(layer_integer(config, has(config, "num_kv_heads") ? "num_kv_heads" : "num_key_value_heads",
-                             index, TRIA_MAX_HEADS, &layer->n_kv_heads, error));
+    IMPORT_TRY(read_kv_heads(config, index, layer, error));
     if (kind == LAYER_FULL && json_is_true(json_object_get(config, "attention_k_eq_v"))) {
         IMPORT_TRY(import_json_integer(config, "num_global_key_value_heads", 1, TRIA_MAX_HEADS,
                                        &layer->n_kv_heads, error));
     }
-    return has(config, "kv_lora_rank") ? read_latent(config, layer, error)
-                                       : read_head_dim(config, kind, layer, error);
+    return import_json_has(config, "kv_lora_rank") ? read_latent(config, layer, error)
+                                                   : read_head_dim(config, kind, layer, error);
 }
 
 /* The object that says how layers of this kind are rotated; NULL when there is none. */
@@ -245,7 +190,9 @@ static const json_t *rope_object(const json_t *config, layer_kind kind)
         return parameters;
     }
     /* Sliding layers with a base of their own are not scaled. */
-    return kind == LAYER_SLIDING && (has(config, "rope_local_base_freq") || has(config, "local_rope_theta"))
+    return kind == LAYER_SLIDING && (import_json_has(config, "rope_local_base_freq") ||
+                                     import_json_has(config, "local_rope_theta") ||
+                                     import_model_is(config, PLAIN_WHEN_SLIDING))
                ? NULL
                : json_object_get(config, "rope_scaling");
 }
@@ -279,7 +226,19 @@ static tria_status read_rotary(const json_t *config, const json_t *rope, tria_la
         return import_fail(error, TRIA_E_FORMAT, "\"partial_rotary_factor\" is %g", share);
     }
     layer->rotary_dim = (int32_t)(share * layer->head_dim);
+    IMPORT_TRY(
+        import_json_integer(config, "attn_rotary_emb", 2, layer->head_dim, &layer->rotary_dim, error));
     return import_json_integer(config, "rotary_dim", 2, layer->head_dim, &layer->rotary_dim, error);
+}
+
+/* Models without rotation anywhere. */
+static bool never_rotated(const json_t *config)
+{
+    const char *embedding = json_string_value(json_object_get(config, "position_embedding_type"));
+    return import_model_is(config, NEVER_ROTATED) || json_is_true(json_object_get(config, "alibi")) ||
+           json_is_true(json_object_get(config, "mla_use_nope")) ||
+           json_is_false(json_object_get(config, "use_mem_rope")) ||
+           (embedding != NULL && strncmp(embedding, "ro", 2) != 0); /* "rope", "rotary" */
 }
 
 /* Layers that are not rotated at all (NoPE). */
@@ -288,7 +247,10 @@ static tria_status is_unrotated(const json_t *config, int32_t index, layer_kind 
 {
     const json_t *list = json_object_get(config, "no_rope_layers");
     int32_t interval = 0;
-    *unrotated = false;
+    *unrotated = never_rotated(config);
+    if (*unrotated) {
+        return TRIA_OK;
+    }
     if (json_array_size(list) > 0) {
         *unrotated =
             json_integer_value(json_array_get(list, (size_t)index)) == 0; /* 1: rotated, despite the name */
@@ -296,8 +258,15 @@ static tria_status is_unrotated(const json_t *config, int32_t index, layer_kind 
     }
     IMPORT_TRY(import_json_integer(config, "no_rope_layer_interval", 0, TRIA_MAX_LAYERS, &interval, error));
     *unrotated = (interval > 0 && (index + 1) % interval == 0) ||
-                 (kind == LAYER_FULL && has(config, "sliding_window") && is_model(config, NOPE_WHEN_FULL));
+                 (kind == LAYER_FULL && import_json_has(config, "sliding_window") &&
+                  import_model_is(config, NOPE_WHEN_FULL));
     return TRIA_OK;
+}
+
+static bool is_interleaved(const json_t *config)
+{
+    const json_t *stated = json_object_get(config, "rope_interleave");
+    return json_is_boolean(stated) ? json_is_true(stated) : import_model_is(config, INTERLEAVED);
 }
 
 static tria_status read_layer(model_builder *builder, const json_t *config, int32_t index, layer_kind kind)
@@ -314,7 +283,7 @@ static tria_status read_layer(model_builder *builder, const json_t *config, int3
     IMPORT_TRY(read_window(config, kind, &layer->window, builder->error));
     IMPORT_TRY(read_rotary(config, rope, layer, builder->error));
     IMPORT_TRY(read_theta(config, kind, rope, &theta, builder->error));
-    layer->rope_style = is_model(config, INTERLEAVED) ? TRIA_ROPE_INTERLEAVED : TRIA_ROPE_HALF;
+    layer->rope_style = is_interleaved(config) ? TRIA_ROPE_INTERLEAVED : TRIA_ROPE_HALF;
     IMPORT_TRY(is_unrotated(config, index, kind, &unrotated, builder->error));
     if (unrotated) {
         layer->rope_theta = theta;
@@ -351,10 +320,10 @@ static tria_status share_caches(model_builder *builder, const json_t *config, co
     return TRIA_OK;
 }
 
-tria_status describe_hugging_face(model_builder *builder, const json_t *config)
+tria_status describe_hugging_face(model_builder *builder, json_t *config)
 {
     layer_kind kinds[TRIA_MAX_LAYERS];
-    const char *key = has(config, "num_hidden_layers") ? "num_hidden_layers" : "n_layer";
+    const char *key = import_json_has(config, "num_hidden_layers") ? "num_hidden_layers" : "n_layer";
     int32_t n_layers = 0;
     IMPORT_TRY(import_json_integer(config, key, 1, TRIA_MAX_LAYERS, &n_layers, builder->error));
     if (n_layers == 0) {
@@ -362,9 +331,10 @@ tria_status describe_hugging_face(model_builder *builder, const json_t *config)
                            "neither a model description (\"n_layers\") nor a Hugging Face configuration "
                            "(\"num_hidden_layers\")");
     }
+    IMPORT_TRY(assume_defaults(config, builder->error));
     IMPORT_TRY(builder_open(builder, n_layers));
     for (int32_t l = 0; l < n_layers; l++) {
-        IMPORT_TRY(find_kind(config, l, &kinds[l], builder->error));
+        IMPORT_TRY(import_layer_kind(config, l, &kinds[l], builder->error));
         if (kinds[l] != LAYER_NONE) {
             IMPORT_TRY(read_layer(builder, config, l, kinds[l]));
         }

@@ -26,6 +26,18 @@ tria_status builder_set_no_rope(model_builder *builder, int32_t layer);
 
 /* Fill the builder from a description of each kind. */
 tria_status describe_ours(model_builder *builder, const json_t *root);
-tria_status describe_hugging_face(model_builder *builder, const json_t *root);
+tria_status describe_hugging_face(model_builder *builder, json_t *root); /* completes `root` */
+
+/* Of a Hugging Face configuration: whether its model_type is one of a list that ends in NULL. */
+bool import_model_is(const json_t *config, const char *const *types);
+
+typedef enum layer_kind {
+    LAYER_NONE, /* linear attention, convolution, state space ...: no KV cache */
+    LAYER_FULL,
+    LAYER_SLIDING
+} layer_kind;
+
+/* The kind of one of its layers. */
+tria_status import_layer_kind(json_t *config, int32_t layer, layer_kind *kind, tria_error *error);
 
 #endif

@@ -400,6 +400,174 @@ static void test_longrope_config(void **state)
     }
 }
 
+/* Layer `layer` of a configuration: query and KV heads, widths, window, its second frequency. */
+typedef struct published {
+    const char *text;
+    int32_t layer;
+    int32_t n_q_heads; /* 0: no attention, nothing else is compared */
+    int32_t n_kv_heads;
+    int32_t head_dim;
+    int32_t rotary_dim;
+    int32_t window;
+    double frequency;
+} published;
+
+static void check_published(const published *cases, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const published *expected = &cases[i];
+        tria_model *model = read_text(expected->text);
+        const tria_layer_params layer = layer_of(model, expected->layer);
+        if (layer.n_q_heads != expected->n_q_heads ||
+            (layer.n_q_heads != 0 &&
+             (layer.n_kv_heads != expected->n_kv_heads || layer.head_dim != expected->head_dim ||
+              layer.rotary_dim != expected->rotary_dim || layer.window != expected->window ||
+              !(fabs(layer.inv_freq[1] - expected->frequency) <= 1e-14 * expected->frequency)))) {
+            fail_msg("layer %d has %d and %d heads of %d, %d rotary, window %d, frequency %.17g: %s",
+                     expected->layer, layer.n_q_heads, layer.n_kv_heads, layer.head_dim, layer.rotary_dim,
+                     layer.window, layer.n_q_heads != 0 ? layer.inv_freq[1] : 0, expected->text);
+        }
+        tria_model_destroy(model);
+    }
+}
+
+/* The text part of a multimodal file holds only what differs from its class. */
+static void test_defaults_of_classes(void **state)
+{
+#define GEMMA3_12B                                                                                         \
+    "{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\",\"hidden_size\":3840,"     \
+    "\"num_attention_heads\":16,\"num_hidden_layers\":48,\"num_key_value_heads\":8,\"sliding_window\":"    \
+    "1024,"                                                                                                \
+    "\"rope_scaling\":{\"factor\":8.0,\"rope_type\":\"linear\"}}}"
+#define GEMMA3_4B                                                                                          \
+    "{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\",\"hidden_size\":2560,"     \
+    "\"num_hidden_layers\":34,\"sliding_window\":1024,\"rope_scaling\":{\"factor\":8.0,\"rope_type\":"     \
+    "\"linear\"}}}"
+    const published cases[] = {
+        {GEMMA3_12B, 0, 16, 8, 256, 256, 1024, pow(1e4, -1.0 / 128)},
+        {GEMMA3_12B, 5, 16, 8, 256, 256, 0, pow(1e6, -1.0 / 128) / 8},
+        {GEMMA3_4B, 33, 8, 4, 256, 256, 1024, pow(1e4, -1.0 / 128)},
+        {"{\"text_config\":{\"model_type\":\"gemma2\",\"hidden_size\":2304,\"num_hidden_layers\":2}}", 0, 8,
+         4, 256, 256, 4096, pow(1e4, -1.0 / 128)},
+        /* what is stated counts */
+        {"{\"model_type\":\"gemma\",\"hidden_size\":64,\"num_hidden_layers\":1,\"num_attention_heads\":2,"
+         "\"head_dim\":16}",
+         0, 2, 2, 16, 16, 0, pow(1e4, -1.0 / 8)},
+    };
+    (void)state;
+    check_published(cases, sizeof(cases) / sizeof(cases[0]));
+}
+
+#define HEADS "\"num_hidden_layers\":4,\"num_attention_heads\":8,\"num_key_value_heads\":2,\"head_dim\":16"
+
+/* The ways to say which layers have attention. */
+static void test_layer_kinds(void **state)
+{
+    const double second = pow(1e4, -1.0 / 8);
+    const published cases[] = {
+        {"{" HEADS ",\"attn_layer_indices\":[1,3],\"attn_rotary_emb\":8,\"mamba_d_conv\":4}", 0, 0, 0, 0, 0,
+         0, 0},
+        {"{" HEADS ",\"attn_layer_indices\":[1,3],\"attn_rotary_emb\":8,\"mamba_d_conv\":4}", 3, 8, 2, 16,
+         8, 0, 0.1},
+        {"{" HEADS ",\"full_attn_idxs\":[2]}", 1, 0, 0, 0, 0, 0, 0},
+        {"{" HEADS ",\"full_attn_idxs\":[2]}", 2, 8, 2, 16, 16, 0, second},
+        {"{" HEADS ",\"attn_type_list\":[0,0,0,1]}", 2, 0, 0, 0, 0, 0, 0},
+        {"{" HEADS ",\"attn_type_list\":[0,0,0,1]}", 3, 8, 2, 16, 16, 0, second},
+        {"{" HEADS ",\"linear_attn_config\":{\"full_attn_layers\":[4]}}", 2, 0, 0, 0, 0, 0, 0},
+        {"{" HEADS ",\"linear_attn_config\":{\"full_attn_layers\":[4]}}", 3, 8, 2, 16, 16, 0, second},
+        {"{" HEADS ",\"block_types\":[\"recurrent\",\"attention\"],\"attention_window_size\":64}", 2, 0, 0,
+         0, 0, 0, 0},
+        {"{" HEADS ",\"block_types\":[\"recurrent\",\"attention\"],\"attention_window_size\":64}", 3, 8, 2,
+         16, 16, 64, second},
+        {"{" HEADS
+         ",\"block_configs\":[{\"attention\":{\"n_heads_in_group\":8}},{\"attention\":{\"no_op\":true}}]}",
+         0, 8, 1, 16, 16, 0, second},
+        {"{" HEADS
+         ",\"block_configs\":[{\"attention\":{\"n_heads_in_group\":8}},{\"attention\":{\"no_op\":true}}]}",
+         1, 0, 0, 0, 0, 0, 0},
+        {"{\"model_type\":\"falcon_h1\"," HEADS ",\"mamba_d_conv\":4}", 0, 8, 2, 16, 16, 0, second},
+        {"{" HEADS ",\"sliding_window\":32,\"sliding_window_pattern\":\"LLLG\"}", 2, 8, 2, 16, 16, 32,
+         second},
+        {"{" HEADS ",\"sliding_window\":32,\"sliding_window_pattern\":\"LLLG\"}", 3, 8, 2, 16, 16, 0,
+         second},
+        {"{" HEADS ",\"sliding_window\":32,\"_sliding_window_pattern\":2}", 1, 8, 2, 16, 16, 0, second},
+    };
+    (void)state;
+    check_published(cases, sizeof(cases) / sizeof(cases[0]));
+    refuse("{" HEADS ",\"layer_types\":[\"full_atention\"]}", "layer 0 is of the type \"full_atention\"");
+    refuse("{" HEADS ",\"mamba_d_conv\":4}", "\"mamba_d_conv\" but nothing");
+    refuse("{" HEADS ",\"hybrid_override_pattern\":\"MMMM\"}", "no layer has attention");
+    refuse("{\"n_layers\":2,\"n_heads\":16,\"d_model\":2048}", "no layer has attention");
+}
+
+/* Heads, pairing and rotation that are not what the plain keys say. */
+static void test_exceptions(void **state)
+{
+    const double second = pow(1e4, -1.0 / 8);
+    const published cases[] = {
+        {"{\"model_type\":\"falcon\",\"num_hidden_layers\":1,\"num_attention_heads\":71,\"num_kv_heads\":"
+         "71,"
+         "\"hidden_size\":4544,\"multi_query\":true,\"new_decoder_architecture\":false}",
+         0, 71, 1, 64, 64, 0, pow(1e4, -1.0 / 32)},
+        {"{\"model_type\":\"falcon\",\"num_hidden_layers\":1,\"num_attention_heads\":128,\"num_kv_heads\":"
+         "8,"
+         "\"hidden_size\":8192,\"multi_query\":true,\"new_decoder_architecture\":true}",
+         0, 128, 8, 64, 64, 0, pow(1e4, -1.0 / 32)},
+        {"{\"model_type\":\"jamba\"," HEADS "}", 0, 8, 2, 16, 16, 0, 0},
+        {"{" HEADS ",\"position_embedding_type\":\"nope\"}", 0, 8, 2, 16, 16, 0, 0},
+        {"{" HEADS ",\"position_embedding_type\":\"rope\"}", 0, 8, 2, 16, 16, 0, second},
+        {"{" HEADS ",\"alibi\":true}", 0, 8, 2, 16, 16, 0, 0},
+        {"{" HEADS ",\"mla_use_nope\":true}", 0, 8, 2, 16, 16, 0, 0},
+        /* sliding layers of Olmo 3 are not scaled */
+        {"{\"model_type\":\"olmo3\"," HEADS
+         ",\"sliding_window\":64,\"sliding_window_pattern\":4,\"rope_scaling\":"
+         "{\"rope_type\":\"linear\",\"factor\":8}}",
+         0, 8, 2, 16, 16, 64, second},
+        {"{\"model_type\":\"olmo3\"," HEADS
+         ",\"sliding_window\":64,\"sliding_window_pattern\":4,\"rope_scaling\":"
+         "{\"rope_type\":\"linear\",\"factor\":8}}",
+         3, 8, 2, 16, 16, 0, second / 8},
+    };
+    tria_model *model;
+    (void)state;
+    check_published(cases, sizeof(cases) / sizeof(cases[0]));
+    model = read_text("{\"model_type\":\"x\",\"rope_interleave\":true," HEADS "}");
+    assert_int_equal(layer_of(model, 0).rope_style, TRIA_ROPE_INTERLEAVED);
+    tria_model_destroy(model);
+    model = read_text("{\"model_type\":\"deepseek_v3\",\"rope_interleave\":false," HEADS "}");
+    assert_int_equal(layer_of(model, 0).rope_style, TRIA_ROPE_HALF);
+    tria_model_destroy(model);
+}
+
+/* A trained length beside the scaling counts before one in it, except for dynamic scaling. */
+static void test_lengths(void **state)
+{
+    tria_rope_scaling scaling;
+    double expected[8];
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        static const char *const texts[2] = {
+            "{" HEADS ",\"max_position_embeddings\":9000,\"original_max_position_embeddings\":64,"
+            "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":512}}",
+            "{" HEADS ",\"max_position_embeddings\":64,\"rope_scaling\":{\"type\":\"dynamic\","
+            "\"factor\":4,\"original_max_position_embeddings\":16}}"};
+        tria_model *model;
+        assert_int_equal(tria_import_model_read(texts[i], strlen(texts[i]), 100, NULL, &model, NULL),
+                         TRIA_OK);
+        tria_rope_scaling_init(&scaling);
+        scaling.type = i == 0 ? TRIA_ROPE_SCALING_YARN : TRIA_ROPE_SCALING_DYNAMIC;
+        scaling.factor = 4;
+        scaling.original_length = 64;
+        scaling.length = 100;
+        assert_int_equal(tria_rope_frequencies(10000, 16, &scaling, expected, NULL, NULL), TRIA_OK);
+        assert_memory_equal(layer_of(model, 0).inv_freq, expected, sizeof(expected));
+        tria_model_destroy(model);
+    }
+    refuse("{" HEADS ",\"rope_scaling\":\"yarn\"}", "not an object");
+    refuse("{" HEADS ",\"rope_scaling\":{\"factor\":4}}", "without its \"rope_type\"");
+    refuse("{" HEADS ",\"rope_scaling\":{\"type\":\"linear\"}}", "\"linear\" has no factor");
+}
+
 static void test_bad(void **state)
 {
     (void)state;
@@ -454,6 +622,10 @@ int main(void)
         cmocka_unit_test(test_latent),
         cmocka_unit_test(test_unrotated),
         cmocka_unit_test(test_longrope_config),
+        cmocka_unit_test(test_defaults_of_classes),
+        cmocka_unit_test(test_layer_kinds),
+        cmocka_unit_test(test_exceptions),
+        cmocka_unit_test(test_lengths),
         cmocka_unit_test(test_bad),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
