@@ -2,8 +2,6 @@
 #include "calibration_internal.h"
 #include "model_internal.h"
 
-#include <math.h>
-
 /* The numbers all layers share. */
 typedef struct shape {
     const tria_layer_params *geometry; /* of the first layer with attention */
@@ -71,7 +69,7 @@ static tria_status find_shape(const tria_calibration *calibration, int32_t versi
 static bool theta_is_enough(const tria_calibration_layer_data *layer, float theta)
 {
     for (int32_t f = 0; layer->inv_freq != NULL && f < layer->n_freq; f++) {
-        if (layer->inv_freq[f] != pow((double)theta, -2.0 * f / layer->geometry.rotary_dim)) {
+        if (layer->inv_freq[f] != tria_plain_frequency((double)theta, layer->geometry.rotary_dim, f)) {
             return false;
         }
     }

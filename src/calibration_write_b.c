@@ -2,28 +2,28 @@
 #include "calibration_internal.h"
 #include "model_internal.h"
 
-#include <math.h>
 #include <string.h>
 
 enum { NAME_MAX_LENGTH = 256 };
+
+static double frequency(const tria_calibration_layer_data *layer, int32_t f)
+{
+    return layer->inv_freq != NULL
+               ? layer->inv_freq[f]
+               : tria_plain_frequency(layer->geometry.rope_theta, layer->geometry.rotary_dim, f);
+}
 
 /* Whether a layer's theta gives its frequencies and its weights are 1: then the file needs no arrays. */
 static bool plain(const tria_calibration_layer_data *layer)
 {
     for (int32_t f = 0; f < layer->n_freq; f++) {
-        if ((layer->inv_freq != NULL && layer->inv_freq[f] != pow(layer->geometry.rope_theta,
-                                                                  -2.0 * f / layer->geometry.rotary_dim)) ||
+        if (frequency(layer, f) !=
+                tria_plain_frequency(layer->geometry.rope_theta, layer->geometry.rotary_dim, f) ||
             (layer->freq_scale_sq != NULL && layer->freq_scale_sq[f] != 1)) {
             return false;
         }
     }
     return true;
-}
-
-static double frequency(const tria_calibration_layer_data *layer, int32_t f)
-{
-    return layer->inv_freq != NULL ? layer->inv_freq[f]
-                                   : pow(layer->geometry.rope_theta, -2.0 * f / layer->geometry.rotary_dim);
 }
 
 static double weight(const tria_calibration_layer_data *layer, int32_t f)

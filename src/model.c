@@ -19,7 +19,7 @@ void tria_model_params_init(tria_model_params *params)
 void tria_inv_freq_from_theta(double theta, int32_t rotary_dim, double *inv_freq)
 {
     for (int32_t f = 0; f < rotary_dim / 2; f++) {
-        inv_freq[f] = pow(theta, -2.0 * f / rotary_dim);
+        inv_freq[f] = tria_plain_frequency(theta, rotary_dim, f);
     }
 }
 

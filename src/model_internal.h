@@ -5,6 +5,8 @@
 #include "internal.h"
 #include "tria/model.h"
 
+#include <math.h>
+
 struct tria_model {
     tria_env env;
     char *name;
@@ -17,7 +19,11 @@ struct tria_model {
 /* Checks one layer's numbers and fills in defaults; `layer` is for the message. */
 tria_status tria_layer_resolve(tria_layer_params *layer, int32_t index, int32_t n_layers,
                                tria_error *error);
-/* theta^(-2f/rotary_dim) for f < rotary_dim/2. */
+static inline double tria_plain_frequency(double theta, int32_t rotary_dim, int32_t f)
+{
+    return pow(theta, -2.0 * f / rotary_dim);
+}
+/* Those of all f < rotary_dim/2. */
 void tria_inv_freq_from_theta(double theta, int32_t rotary_dim, double *inv_freq);
 
 #endif

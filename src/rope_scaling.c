@@ -35,25 +35,33 @@ static double yarn_dimension(double turns, double theta, int32_t rotary_dim, dou
     return rotary_dim * log(length / (turns * 2 * PI)) / (2 * log(theta));
 }
 
-/* Waves that turn often keep their frequency, slow ones are interpolated, with a ramp in between. */
-static void yarn_frequencies(double theta, int32_t rotary_dim, const tria_rope_scaling *scaling,
-                             double *inv_freq)
+/* The dimensions between which YaRN goes over from keeping a frequency to interpolating it. */
+typedef struct yarn_ramp {
+    double low;
+    double high;
+} yarn_ramp;
+
+static yarn_ramp find_ramp(double theta, int32_t rotary_dim, const tria_rope_scaling *scaling)
 {
-    double low = yarn_dimension(scaling->beta_fast, theta, rotary_dim, scaling->original_length);
-    double high = yarn_dimension(scaling->beta_slow, theta, rotary_dim, scaling->original_length);
+    yarn_ramp ramp = {yarn_dimension(scaling->beta_fast, theta, rotary_dim, scaling->original_length),
+                      yarn_dimension(scaling->beta_slow, theta, rotary_dim, scaling->original_length)};
     if (scaling->truncate) {
-        low = floor(low);
-        high = ceil(high);
+        ramp.low = floor(ramp.low);
+        ramp.high = ceil(ramp.high);
     }
-    low = fmax(low, 0);
-    high = fmin(high, rotary_dim - 1);
-    if (low == high) {
-        high += 0.001; /* as published: no division by zero */
+    ramp.low = fmax(ramp.low, 0);
+    ramp.high = fmin(ramp.high, rotary_dim - 1);
+    if (ramp.low == ramp.high) {
+        ramp.high += 0.001; /* as published: no division by zero */
     }
-    for (int32_t f = 0; f < rotary_dim / 2; f++) {
-        const double ramp = fmin(fmax((f - low) / (high - low), 0), 1);
-        inv_freq[f] = inv_freq[f] / scaling->factor * ramp + inv_freq[f] * (1 - ramp);
-    }
+    return ramp;
+}
+
+/* Waves that turn often keep their frequency, slow ones are interpolated, with a ramp in between. */
+static double yarn_frequency(double plain, double factor, yarn_ramp ramp, int32_t f)
+{
+    const double share = fmin(fmax((f - ramp.low) / (ramp.high - ramp.low), 0), 1);
+    return plain / factor * share + plain * (1 - share);
 }
 
 static double yarn_mscale(double factor, double mscale)
@@ -73,20 +81,28 @@ static double yarn_attention(const tria_rope_scaling *scaling)
     return yarn_mscale(scaling->factor, 1);
 }
 
-static void llama3_frequencies(int32_t n_freq, const tria_rope_scaling *scaling, double *inv_freq)
+static double llama3_frequency(double plain, const tria_rope_scaling *scaling)
 {
     const double length = scaling->original_length;
     const double low = scaling->low_freq_factor;
     const double high = scaling->high_freq_factor;
-    for (int32_t f = 0; f < n_freq; f++) {
-        const double wavelength = 2 * PI / inv_freq[f];
-        if (wavelength > length / low) {
-            inv_freq[f] /= scaling->factor;
-        } else if (wavelength >= length / high) {
-            const double smooth = (length / wavelength - low) / (high - low);
-            inv_freq[f] = (1 - smooth) * inv_freq[f] / scaling->factor + smooth * inv_freq[f];
-        }
+    const double wavelength = 2 * PI / plain;
+    if (wavelength > length / low) {
+        return plain / scaling->factor;
     }
+    if (wavelength >= length / high) {
+        const double smooth = (length / wavelength - low) / (high - low);
+        return (1 - smooth) * plain / scaling->factor + smooth * plain;
+    }
+    return plain;
+}
+
+/* The base that dynamic scaling turns theta into. */
+static double dynamic_theta(double theta, int32_t rotary_dim, const tria_rope_scaling *scaling)
+{
+    const double length = fmax(scaling->length, scaling->original_length);
+    return theta * pow(scaling->factor * length / scaling->original_length - (scaling->factor - 1),
+                       rotary_dim / (rotary_dim - 2.0));
 }
 
 static double longrope_attention(const tria_rope_scaling *scaling)
@@ -95,6 +111,21 @@ static double longrope_attention(const tria_rope_scaling *scaling)
         return scaling->attention_factor;
     }
     return scaling->factor <= 1 ? 1 : sqrt(1 + log(scaling->factor) / log(scaling->original_length));
+}
+
+static tria_status check_factors(int32_t rotary_dim, const tria_rope_scaling *scaling, tria_error *error)
+{
+    const double *const factors[] = {scaling->short_factor, scaling->long_factor};
+    if (factors[0] == NULL || factors[1] == NULL) {
+        return tria_fail(error, TRIA_E_ARGUMENT, "longrope needs short_factor and long_factor");
+    }
+    for (int32_t i = 0; i < rotary_dim; i++) {
+        const double factor = factors[i % 2][i / 2];
+        if (!positive(factor)) {
+            return tria_fail(error, TRIA_E_ARGUMENT, "longrope factor %d is %g", i / 2, factor);
+        }
+    }
+    return TRIA_OK;
 }
 
 static tria_status check_scaling(double theta, int32_t rotary_dim, const tria_rope_scaling *scaling,
@@ -136,47 +167,24 @@ static tria_status check_scaling(double theta, int32_t rotary_dim, const tria_ro
                          "llama3 scaling with low_freq_factor %g, high_freq_factor %g",
                          scaling->low_freq_factor, scaling->high_freq_factor);
     }
-    if (type == TRIA_ROPE_SCALING_LONGROPE &&
-        (scaling->short_factor == NULL || scaling->long_factor == NULL)) {
-        return tria_fail(error, TRIA_E_ARGUMENT, "longrope needs short_factor and long_factor");
-    }
-    return TRIA_OK;
+    return type == TRIA_ROPE_SCALING_LONGROPE ? check_factors(rotary_dim, scaling, error) : TRIA_OK;
 }
 
-static tria_status scale_frequencies(double theta, int32_t rotary_dim, const tria_rope_scaling *scaling,
-                                     double *inv_freq, tria_error *error)
+/* Applies the scaling to frequency f, which is `plain` without it. */
+static double scale_frequency(double plain, const tria_rope_scaling *scaling, yarn_ramp ramp, int32_t f)
 {
-    const int32_t n_freq = rotary_dim / 2;
-    const double length = fmax(scaling->length, scaling->original_length);
-    const double *factors;
     switch (scaling->type) {
     case TRIA_ROPE_SCALING_LINEAR:
-        for (int32_t f = 0; f < n_freq; f++) {
-            inv_freq[f] /= scaling->factor;
-        }
-        return TRIA_OK;
-    case TRIA_ROPE_SCALING_DYNAMIC:
-        theta *= pow(scaling->factor * length / scaling->original_length - (scaling->factor - 1),
-                     rotary_dim / (rotary_dim - 2.0));
-        tria_inv_freq_from_theta(theta, rotary_dim, inv_freq);
-        return TRIA_OK;
+        return plain / scaling->factor;
     case TRIA_ROPE_SCALING_YARN:
-        yarn_frequencies(theta, rotary_dim, scaling, inv_freq);
-        return TRIA_OK;
+        return yarn_frequency(plain, scaling->factor, ramp, f);
     case TRIA_ROPE_SCALING_LLAMA3:
-        llama3_frequencies(n_freq, scaling, inv_freq);
-        return TRIA_OK;
+        return llama3_frequency(plain, scaling);
     case TRIA_ROPE_SCALING_LONGROPE:
-        factors = scaling->length > scaling->original_length ? scaling->long_factor : scaling->short_factor;
-        for (int32_t f = 0; f < n_freq; f++) {
-            if (!positive(factors[f])) {
-                return tria_fail(error, TRIA_E_ARGUMENT, "longrope factor %d is %g", f, factors[f]);
-            }
-            inv_freq[f] /= factors[f];
-        }
-        return TRIA_OK;
+        return plain / (scaling->length > scaling->original_length ? scaling->long_factor
+                                                                   : scaling->short_factor)[f];
     default:
-        return TRIA_OK;
+        return plain; /* dynamic: theta holds the scaling */
     }
 }
 
@@ -184,24 +192,35 @@ tria_status tria_rope_frequencies(double theta, int32_t rotary_dim, const tria_r
                                   double *inv_freq, double *attention_factor, tria_error *error)
 {
     tria_rope_scaling scaling;
+    yarn_ramp ramp = {0, 1};
+    double attention = 1;
     tria_rope_scaling_init(&scaling);
     if (caller != NULL) {
         TRIA_TRY(tria_struct_import(&scaling, sizeof(scaling), sizeof(scaling), caller, "tria_rope_scaling",
                                     error));
     }
     TRIA_TRY(check_scaling(theta, rotary_dim, &scaling, error));
-    tria_inv_freq_from_theta(theta, rotary_dim, inv_freq);
-    TRIA_TRY(scale_frequencies(theta, rotary_dim, &scaling, inv_freq, error));
+    if (scaling.type == TRIA_ROPE_SCALING_YARN) {
+        ramp = find_ramp(theta, rotary_dim, &scaling);
+        attention = yarn_attention(&scaling);
+    } else if (scaling.type == TRIA_ROPE_SCALING_LONGROPE) {
+        attention = longrope_attention(&scaling);
+    } else if (scaling.type == TRIA_ROPE_SCALING_DYNAMIC) {
+        theta = dynamic_theta(theta, rotary_dim, &scaling);
+    }
+    /* All are looked at before the first is written. */
     for (int32_t f = 0; f < rotary_dim / 2; f++) {
-        if (!isfinite(inv_freq[f])) {
+        const double value = scale_frequency(tria_plain_frequency(theta, rotary_dim, f), &scaling, ramp, f);
+        if (!(isfinite(value) && value >= 0)) {
             return tria_fail(error, TRIA_E_ARGUMENT, "the rope scaling gives frequency %d the value %g", f,
-                             inv_freq[f]);
+                             value);
         }
     }
+    for (int32_t f = 0; f < rotary_dim / 2; f++) {
+        inv_freq[f] = scale_frequency(tria_plain_frequency(theta, rotary_dim, f), &scaling, ramp, f);
+    }
     if (attention_factor != NULL) {
-        *attention_factor = scaling.type == TRIA_ROPE_SCALING_YARN       ? yarn_attention(&scaling)
-                            : scaling.type == TRIA_ROPE_SCALING_LONGROPE ? longrope_attention(&scaling)
-                                                                         : 1;
+        *attention_factor = attention;
     }
     return TRIA_OK;
 }

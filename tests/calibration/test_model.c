@@ -170,6 +170,7 @@ static void test_scaling_refusals(void **state)
 {
     double out[4] = {7, 7, 7, 7};
     double factors[4] = {1, 1, -1, 1};
+    double attention = 7;
     tria_rope_scaling scaling;
     tria_error error;
     (void)state;
@@ -191,12 +192,18 @@ static void test_scaling_refusals(void **state)
     assert_int_equal(tria_rope_frequencies(1e4, 8, &scaling, out, NULL, &error), TRIA_E_ARGUMENT);
     assert_non_null(strstr(error.message, "short_factor"));
     scaling.short_factor = scaling.long_factor = factors;
-    assert_true(out[2] == 7);
     assert_int_equal(tria_rope_frequencies(1e4, 8, &scaling, out, NULL, &error), TRIA_E_ARGUMENT);
     assert_non_null(strstr(error.message, "factor 2 is -1"));
+    factors[2] = 5e-324;
+    assert_int_equal(tria_rope_frequencies(1e4, 8, &scaling, out, &attention, &error), TRIA_E_ARGUMENT);
+    assert_non_null(strstr(error.message, "frequency 2 the value inf"));
     scaling.type = TRIA_ROPE_SCALING_LLAMA3;
     scaling.high_freq_factor = 1;
     assert_int_equal(tria_rope_frequencies(1e4, 8, &scaling, out, NULL, &error), TRIA_E_ARGUMENT);
+    for (int32_t f = 0; f < 4; f++) {
+        assert_true(out[f] == 7); /* nothing was written */
+    }
+    assert_true(attention == 7);
 }
 
 int main(void)
