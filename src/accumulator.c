@@ -366,6 +366,11 @@ static tria_status check_same_layers(const tria_accumulator *a, const tria_accum
         return tria_fail(error, TRIA_E_MISMATCH, "accumulators of %d and %d layers cannot merge",
                          a->model->n_layers, b->model->n_layers);
     }
+    if (a->params.capture_point != b->params.capture_point) {
+        return tria_fail(error, TRIA_E_MISMATCH,
+                         "accumulators of queries taken at different points (%d and %d) cannot merge",
+                         a->params.capture_point, b->params.capture_point);
+    }
     for (int32_t l = 0; l < a->model->n_layers; l++) {
         const tria_layer_params *x = &a->model->layers[l];
         const tria_layer_params *y = &b->model->layers[l];
@@ -411,6 +416,36 @@ tria_status tria_accumulator_merge(tria_accumulator *accumulator, const tria_acc
     return TRIA_OK;
 }
 
+/* Whether a calibration's layer can be counted with what the accumulator sees, beyond that it matches. */
+static tria_status check_continued(const tria_accumulator *accumulator, const tria_calibration *calibration,
+                                   int32_t l, tria_error *error)
+{
+    const tria_calibration_layer_data *data = &calibration->layers[l];
+    const tria_sums_layer *layer = &accumulator->layers[l];
+    if (data->n_tokens == 0) {
+        return tria_fail(
+            error, TRIA_E_MISMATCH,
+            "the calibration does not say how many tokens layer %d saw: it cannot be continued", l);
+    }
+    if (calibration->explicit_style &&
+        data->geometry.rope_style != accumulator->model->layers[l].rope_style) {
+        return tria_fail(
+            error, TRIA_E_MISMATCH,
+            "layer %d pairs its dimensions otherwise in the calibration (rope style %d) than in "
+            "the model (%d): it cannot be continued",
+            l, data->geometry.rope_style, accumulator->model->layers[l].rope_style);
+    }
+    for (int32_t i = 0; i < data->n_heads; i++) {
+        if (layer->n_content > 0 && data->heads[i].n_content == 0) {
+            return tria_fail(error, TRIA_E_MISMATCH,
+                             "layer %d head %d has no content statistics in the calibration: it cannot be "
+                             "continued with them",
+                             l, data->heads[i].q_head);
+        }
+    }
+    return TRIA_OK;
+}
+
 tria_status tria_accumulator_add_calibration(tria_accumulator *accumulator,
                                              const tria_calibration *calibration, tria_error *error)
 {
@@ -418,15 +453,18 @@ tria_status tria_accumulator_add_calibration(tria_accumulator *accumulator,
         return tria_fail(error, TRIA_E_ARGUMENT, "tria_accumulator_add_calibration: NULL argument");
     }
     TRIA_TRY(tria_calibration_match(calibration, accumulator->model, NULL, NULL, error));
+    if (calibration->capture_point != TRIA_CAPTURE_UNKNOWN &&
+        calibration->capture_point != accumulator->params.capture_point) {
+        return tria_fail(
+            error, TRIA_E_MISMATCH,
+            "the calibration's queries were taken at another point (%d) than the accumulator's "
+            "(%d): it cannot be continued",
+            calibration->capture_point, accumulator->params.capture_point);
+    }
     for (int32_t l = 0; l < accumulator->model->n_layers; l++) {
-        const tria_calibration_layer_data *data = &calibration->layers[l];
-        if (data->n_heads > 0 && data->n_tokens == 0) {
-            return tria_fail(
-                error, TRIA_E_MISMATCH,
-                "the calibration does not say how many tokens layer %d saw: it cannot be continued", l);
-        }
-        if (data->n_heads > 0) {
+        if (calibration->layers[l].n_heads > 0) {
             TRIA_TRY(tria_accumulator_open_layer(accumulator, l, error));
+            TRIA_TRY(check_continued(accumulator, calibration, l, error));
         }
     }
     for (int32_t l = 0; l < accumulator->model->n_layers; l++) {
@@ -441,7 +479,7 @@ tria_status tria_accumulator_add_calibration(tria_accumulator *accumulator,
                 double value = 0;
                 if (k < n_stats) {
                     value = weight * (double)head->values[k];
-                } else if (head->n_content > 0) {
+                } else {
                     value =
                         weight * (double)tria_head_array(data, head, TRIA_HEAD_CONTENT_MEAN)[k - n_stats];
                 }

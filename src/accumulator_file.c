@@ -1,9 +1,10 @@
 /*
  * accumulator_file.c - checkpoints of an accumulator: every sum, exactly.
  *
- * Little-endian: the letters TRIASUMS, u32 version 1, u32 n_layers, u32 content, u32 0; per layer u32 fed
- * (0: nothing follows), n_q_heads, n_freq, n_content, then u64 counts[n_q_heads], f64 sums and rests
- * [n_q_heads][2][n_sums], u64 marks[1024]; at the end u32 CRC-32C of everything before.
+ * Little-endian: the letters TRIASUMS, u32 version 2, u32 n_layers, u32 content, u32 capture point; per
+ * layer u32 fed (0: nothing follows), n_q_heads, n_freq, n_content, rotary_offset, rope_style, then u64
+ * counts[n_q_heads], f64 sums and rests [n_q_heads][2][n_sums], u64 marks[1024]; at the end u32 CRC-32C of
+ * everything before.
  */
 #include "accumulator_internal.h"
 #include "calibration_internal.h"
@@ -15,18 +16,19 @@
 
 static const char MAGIC[8] = {'T', 'R', 'I', 'A', 'S', 'U', 'M', 'S'};
 
-enum { HEADER_SIZE = 24, LAYER_HEADER_SIZE = 16 };
+enum { HEADER_SIZE = 24, VERSION = 2, LAYER_HEADER_SIZE = 24 };
 
 static void write_checkpoint(const tria_accumulator *accumulator, tria_writer *writer)
 {
     tria_write_bytes(writer, MAGIC, sizeof(MAGIC));
-    tria_write_u32(writer, 1);
+    tria_write_u32(writer, VERSION);
     tria_write_u32(writer, (uint32_t)accumulator->model->n_layers);
     tria_write_u32(writer, accumulator->params.content != 0);
-    tria_write_u32(writer, 0);
+    tria_write_u32(writer, (uint32_t)accumulator->params.capture_point);
     for (int32_t l = 0; l < accumulator->model->n_layers; l++) {
         const tria_sums_layer *layer = &accumulator->layers[l];
-        const size_t n_heads = (size_t)accumulator->model->layers[l].n_q_heads;
+        const tria_layer_params *geometry = &accumulator->model->layers[l];
+        const size_t n_heads = (size_t)geometry->n_q_heads;
         tria_write_u32(writer, layer->counts != NULL);
         if (layer->counts == NULL) {
             continue;
@@ -34,6 +36,8 @@ static void write_checkpoint(const tria_accumulator *accumulator, tria_writer *w
         tria_write_u32(writer, (uint32_t)n_heads);
         tria_write_u32(writer, (uint32_t)layer->n_freq);
         tria_write_u32(writer, (uint32_t)layer->n_content);
+        tria_write_u32(writer, (uint32_t)geometry->rotary_offset);
+        tria_write_u32(writer, (uint32_t)geometry->rope_style);
         for (size_t h = 0; h < n_heads; h++) {
             tria_write_u64(writer, layer->counts[h]);
         }
@@ -91,6 +95,15 @@ static tria_status read_layer(tria_accumulator *accumulator, int32_t l, const un
             "layer %d has %u heads of %u frequencies in the checkpoint, %zu of %d in the model", l,
             tria_load_u32(data + 4), tria_load_u32(data + 8), n_heads, geometry->rotary_dim / 2);
     }
+    if (tria_load_u32(data + 16) != (uint32_t)geometry->rotary_offset ||
+        tria_load_u32(data + 20) != (uint32_t)geometry->rope_style) {
+        return tria_fail(
+            error, TRIA_E_MISMATCH,
+            "layer %d has rotary offset %u and rope style %u in the checkpoint, %d and %d in the "
+            "model",
+            l, tria_load_u32(data + 16), tria_load_u32(data + 20), geometry->rotary_offset,
+            geometry->rope_style);
+    }
     TRIA_TRY(tria_accumulator_open_layer(accumulator, l, error));
     if (tria_load_u32(data + 12) != (uint32_t)layer->n_content) {
         return tria_fail(error, TRIA_E_MISMATCH,
@@ -122,20 +135,25 @@ static tria_status read_checkpoint(tria_accumulator *accumulator, const unsigned
                                    tria_error *error)
 {
     size_t offset = HEADER_SIZE;
-    if (size < HEADER_SIZE + 4 || memcmp(data, MAGIC, sizeof(MAGIC)) != 0 || tria_load_u32(data + 8) != 1) {
+    if (size < HEADER_SIZE + 4 || memcmp(data, MAGIC, sizeof(MAGIC)) != 0 ||
+        tria_load_u32(data + 8) != VERSION) {
         return tria_fail(error, TRIA_E_FORMAT,
-                         "not a checkpoint: expected the letters TRIASUMS and version 1");
+                         "not a checkpoint: expected the letters TRIASUMS and version %d", VERSION);
     }
     if (tria_crc32c(0, data, size - 4) != tria_load_u32(data + size - 4)) {
         return tria_fail(error, TRIA_E_FORMAT, "the checkpoint is damaged: CRC-32C %08x, expected %08x",
                          tria_crc32c(0, data, size - 4), tria_load_u32(data + size - 4));
     }
     if (tria_load_u32(data + 12) != (uint32_t)accumulator->model->n_layers ||
-        tria_load_u32(data + 16) != (accumulator->params.content != 0)) {
-        return tria_fail(error, TRIA_E_MISMATCH,
-                         "the checkpoint has %u layers, content %u; the accumulator %d layers, content %d",
-                         tria_load_u32(data + 12), tria_load_u32(data + 16), accumulator->model->n_layers,
-                         accumulator->params.content != 0);
+        tria_load_u32(data + 16) != (accumulator->params.content != 0) ||
+        tria_load_u32(data + 20) != (uint32_t)accumulator->params.capture_point) {
+        return tria_fail(
+            error, TRIA_E_MISMATCH,
+            "the checkpoint has %u layers, content %u, capture point %u; the accumulator %d, %d and "
+            "%d",
+            tria_load_u32(data + 12), tria_load_u32(data + 16), tria_load_u32(data + 20),
+            accumulator->model->n_layers, accumulator->params.content != 0,
+            accumulator->params.capture_point);
     }
     for (int32_t l = 0; l < accumulator->model->n_layers; l++) {
         size_t used = 0;

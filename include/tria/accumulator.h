@@ -58,7 +58,8 @@ TRIA_API tria_status tria_accumulator_add(tria_accumulator *accumulator, const t
 TRIA_API tria_status tria_accumulator_merge(tria_accumulator *accumulator, const tria_accumulator *other,
                                             tria_error *error);
 /* Adds a finished calibration, weighted with its token counts: continues one whose checkpoint is gone, at
- * the precision of its float32 means. Errors: MISMATCH, also when it has no token counts. */
+ * the precision of its float32 means. Errors: MISMATCH, also when it has no token counts, or no content
+ * statistics where the accumulator gathers them. */
 TRIA_API tria_status tria_accumulator_add_calibration(tria_accumulator *accumulator,
                                                       const tria_calibration *calibration,
                                                       tria_error *error);

@@ -161,7 +161,11 @@ static int merge_old(calibration_run *run)
     if (cli_load_calibration(run->merge_path, run->model, &old, &error) != TRIA_OK) {
         return cli_library_error(run->merge_path, &error);
     }
-    status = tria_accumulator_add_calibration(run->accumulator, old, &error);
+    status = tria_calibration_match(old, run->model, cli_report_finding, (void *)(uintptr_t)run->merge_path,
+                                    &error);
+    if (status == TRIA_OK) {
+        status = tria_accumulator_add_calibration(run->accumulator, old, &error);
+    }
     tria_calibration_destroy(old);
     return status == TRIA_OK ? CLI_CONTINUE : cli_library_error(run->merge_path, &error);
 }
