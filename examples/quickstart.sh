@@ -68,7 +68,7 @@ calibrate()
 {
     local stamp
     # Another program, model, text or length makes another calibration.
-    stamp=$(cat "$TRIA_CACHE/model.sha256" "$TRIA_CACHE/texts.sha256" examples/llama_cpp/calibrate.c |
+    stamp=$(cat "$TRIA_CACHE/model.sha256" "$TRIA_CACHE/texts.sha256" examples/llama_cpp/{calibrate,capture}.c |
         sha256sum | cut -d' ' -f1)-$calibration_tokens
     if [ -f "$calibration" ] && [ "$(cat "$calibration.stamp" 2> /dev/null)" = "$stamp" ]; then
         echo "calibration is in place: $calibration"

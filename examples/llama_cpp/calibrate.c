@@ -1,81 +1,17 @@
 /*
- * tria-llama-calibrate - makes a calibration file of a GGUF model from a text.
- *
- * Runs the text through llama.cpp in windows of --ctx tokens and feeds libtria's accumulator with every
- * query as it enters RoPE: after bias and QK-norm, before the rotation, once. Which node that is is not
- * a matter of its name (several share it) but of the graph: the source of the layer's ROPE node.
+ * tria-llama-calibrate - makes a calibration file of a GGUF model from a text, which it runs through
+ * llama.cpp in windows of --ctx tokens.
  */
 #include "args.h"
+#include "capture.h"
 #include "engine.h"
 #include "geometry.h"
 #include "observer.h"
-
-#include <tria/accumulator.h>
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-typedef struct capture {
-    observer *observer;
-    tria_accumulator *accumulator;   /* NULL: not yet capturing */
-    const struct ggml_tensor *ready; /* the last node whose data llama.cpp has delivered */
-    tria_status status;
-    tria_error error;
-} capture;
-
-/* Does this node compute what enters its layer's RoPE? */
-static bool is_query_source(const observer *o, const struct ggml_tensor *tensor)
-{
-    const char *dash = strrchr(tensor->name, '-');
-    if (dash == NULL || tensor->op == GGML_OP_ROPE || node_without_views(tensor) != tensor) {
-        return false;
-    }
-    char *end = NULL;
-    const long layer = strtol(dash + 1, &end, 10);
-    return *end == '\0' && layer >= 0 && layer < o->n_layers &&
-           strcmp(o->rope[layer].query_source, tensor->name) == 0;
-}
-
-static void add_queries(capture *c, const struct ggml_tensor *rope, int32_t layer)
-{
-    const struct ggml_tensor *source = rope->src[0];
-    if (node_without_views(source) != c->ready || !tensor_in_host_memory(source) ||
-        source->type != GGML_TYPE_F32) {
-        c->status = fail(&c->error, TRIA_E_INTERNAL, "the queries of layer %d could not be read", layer);
-        return;
-    }
-    tria_queries queries;
-    tria_queries_init(&queries);
-    queries.layer = layer;
-    queries.dtype = TRIA_DTYPE_F32;
-    queries.data = source->data;
-    queries.n_tokens = source->ne[2];
-    queries.token_stride = (int64_t)source->nb[2];
-    queries.head_stride = (int64_t)source->nb[1];
-    queries.dim_stride = (int64_t)source->nb[0];
-    c->status = tria_accumulator_add(c->accumulator, &queries, &c->error);
-}
-
-static bool capture_callback(struct ggml_tensor *tensor, bool ask, void *context)
-{
-    capture *c = context;
-    if (!ask) {
-        c->ready = tensor;
-        return true;
-    }
-    observer_callback(tensor, true, c->observer);
-    if (c->accumulator == NULL || c->status != TRIA_OK) {
-        return false;
-    }
-    const int32_t layer = tensor->op == GGML_OP_ROPE ? node_layer(tensor, "Qcur-") : -1;
-    if (layer >= 0) {
-        add_queries(c, tensor, layer);
-        return false;
-    }
-    return is_query_source(c->observer, tensor);
-}
 
 static void run_text(engine *e, capture *c, llama_token *tokens, int32_t n_tokens, int32_t window)
 {
@@ -91,7 +27,6 @@ static void run_text(engine *e, capture *c, llama_token *tokens, int32_t n_token
         part = part < e->batch ? part : e->batch;
         part = part < n_tokens - done ? part : n_tokens - done;
         observer_clear(c->observer);
-        c->ready = NULL;
         tria_error error;
         if (engine_decode(e, 0, tokens + done, part, &error) != TRIA_OK) {
             die(EXIT_FAILED, "%s", error.message);
@@ -204,12 +139,8 @@ int main(int argc, char **argv)
     }
     n_tokens = n_tokens < n_wanted ? n_tokens : n_wanted;
 
-    tria_accumulator_params accumulator_params;
-    tria_accumulator_params_init(&accumulator_params);
-    accumulator_params.model = model;
-    accumulator_params.capture_point = TRIA_CAPTURE_AFTER_QK_NORM;
     tria_calibration *calibration = NULL;
-    if (tria_accumulator_create(&accumulator_params, NULL, &c.accumulator, &error) != TRIA_OK) {
+    if (capture_accumulator(model, &c.accumulator, &error) != TRIA_OK) {
         die(EXIT_FAILED, "%s", error.message);
     }
     run_text(&e, &c, tokens, n_tokens, window);

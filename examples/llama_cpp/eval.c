@@ -8,15 +8,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One of "none", "recent:25", "tria:25", "tria:25:global:4" (mode, radius of neighbour pooling). */
+/* One of "none", "recent:25", "tria:25", "tria:25:global:4:50" (mode, radius of neighbour pooling, weight
+ * of the conversation's own queries). */
 static bool parse_config(const char *text, const eval_config *defaults, eval_config *config)
 {
     char name[16] = "";
     char mode[16] = "";
     *config = *defaults;
     config->percent = 100;
-    const int fields =
-        sscanf(text, "%15[a-z]:%d:%15[a-z]:%d", name, &config->percent, mode, &config->pool_radius);
+    const int fields = sscanf(text, "%15[a-z]:%d:%15[a-z]:%d:%d", name, &config->percent, mode,
+                              &config->pool_radius, &config->own_percent);
     config->policy = host_policy_from_name(name);
     if (fields > 2) {
         config->mode = tria_mode_from_name(mode);
@@ -29,10 +30,16 @@ static bool parse_config(const char *text, const eval_config *defaults, eval_con
     if (config->pool_radius > 0) {
         snprintf(pool, sizeof(pool), ", pool %d", config->pool_radius);
     }
-    snprintf(config->label, sizeof(config->label), "%s %d %%%s%s%s", name, config->percent,
-             config->mode != defaults->mode ? ", " : "", config->mode != defaults->mode ? mode : "", pool);
+    char own[24] = "";
+    if (config->own_percent > 0) {
+        snprintf(own, sizeof(own), ", own %d %%", config->own_percent);
+    }
+    snprintf(config->label, sizeof(config->label), "%s %d %%%s%s%s%s", name, config->percent,
+             config->mode != defaults->mode ? ", " : "", config->mode != defaults->mode ? mode : "", pool,
+             own);
     return fields >= 2 && config->policy >= 0 && config->mode >= 0 && config->percent > 0 &&
-           config->percent < 100 && config->pool_radius >= 0;
+           config->percent < 100 && config->pool_radius >= 0 && config->own_percent >= 0 &&
+           config->own_percent <= 100;
 }
 
 static int32_t parse_configs(const char *text, const eval_config *defaults, eval_config *configs)
@@ -48,8 +55,8 @@ static int32_t parse_configs(const char *text, const eval_config *defaults, eval
             memcpy(one, text, length);
         }
         if (!parse_config(one, defaults, &configs[n])) {
-            die(EXIT_USAGE, "--configs: '%.*s' is not none or POLICY:PERCENT[:MODE[:POOL]]", (int)length,
-                text);
+            die(EXIT_USAGE, "--configs: '%.*s' is not none or POLICY:PERCENT[:MODE[:POOL[:OWN]]]",
+                (int)length, text);
         }
         n++;
         text += length + (text[length] == ',');
@@ -85,13 +92,15 @@ static void print_table(const eval_config *configs, const eval_result *results, 
         } else {
             printf("| - ");
         }
-        if (r->perplexity > 0) {
+        if (r->peak_cells > 0) {
             printf("| %d | %d |", r->peak_cells, r->n_evictions);
-            if (times) {
-                printf(" %.0f | %.1f %% |", r->tokens_per_second, 100 * r->tria_share);
-            }
         } else {
-            printf("| - | - |%s", times ? " - | - |" : "");
+            printf("| - | - |");
+        }
+        if (times && r->perplexity > 0) {
+            printf(" %.0f | %.1f %% |", r->tokens_per_second, 100 * r->tria_share);
+        } else if (times) {
+            printf(" - | - |");
         }
         putchar('\n');
     }
@@ -188,7 +197,7 @@ int main(int argc, char **argv)
         {"--model", ARG_TEXT, &options.model_path, 0, "GGUF file"},
         {"--calibration", ARG_TEXT, &options.calibration_path, 0, "its calibration"},
         {"--text", ARG_TEXT, &options.text_path, 0, "held-out text"},
-        {"--configs", ARG_TEXT, &config_text, 0, "none, POLICY:PERCENT[:MODE[:POOL]], ..."},
+        {"--configs", ARG_TEXT, &config_text, 0, "none, POLICY:PERCENT[:MODE[:POOL[:OWN]]], ..."},
         {"--tasks", ARG_TEXT, &tasks, 0, "which of attention, passkey, perplexity"},
         {"--mode", ARG_TEXT, &mode, 0, "union or global"},
         {"--interval", ARG_INT, &options.interval, 1, "rows beyond the budget before an eviction"},
@@ -202,6 +211,8 @@ int main(int argc, char **argv)
         {"--numbers", ARG_INT, &options.numbers, 1, "numbers per place"},
         {"--plain-filler", ARG_FLAG, &options.plain_filler, 0,
          "hide it in simple sentences, not in the text"},
+        {"--bound-prefill", ARG_FLAG, &options.bound_prefill, 0,
+         "passkey prompts in blocks of --interval tokens, never more rows than budget + interval"},
         {"--seed", ARG_SEED, &options.seed, 0, "of numbers and of the random policy"},
         {"--threads", ARG_INT, &options.n_threads, 0, "0 = all processors"},
         {"--json", ARG_TEXT, &json, 0, "write the results there as well"},
@@ -227,6 +238,13 @@ int main(int argc, char **argv)
         if (configs[i].policy == HOST_POLICY_TRIA && options.calibration_path == NULL) {
             die(EXIT_USAGE, "policy tria needs --calibration");
         }
+        if (configs[i].own_percent > 0 &&
+            (!options.bound_prefill || configs[i].policy != HOST_POLICY_TRIA)) {
+            die(EXIT_USAGE, "--configs: own queries count for policy tria with --bound-prefill only");
+        }
+    }
+    if (options.bound_prefill && strcmp(tasks, "passkey") != 0) {
+        die(EXIT_USAGE, "--bound-prefill is for --tasks passkey");
     }
 
     tria_error error;

@@ -18,7 +18,8 @@ typedef struct eval_config {
     int32_t percent; /* budget, of the task's tokens; 100 without eviction */
     int32_t mode;
     int32_t pool_radius;
-    char label[40]; /* "tria 25 %" */
+    int32_t own_percent; /* weight of the conversation's own queries in the statistics */
+    char label[64];      /* "tria 25 %" */
 } eval_config;
 
 typedef struct eval_options {
@@ -34,8 +35,9 @@ typedef struct eval_options {
     int32_t ppl_skip; /* tokens of the text to skip */
     int32_t passkey_tokens;
     int32_t depths;
-    int32_t numbers;   /* per depth */
-    bool plain_filler; /* simple sentences over and over instead of the text */
+    int32_t numbers;    /* per depth */
+    bool plain_filler;  /* simple sentences over and over instead of the text */
+    bool bound_prefill; /* passkey prompts: never more rows than budget + interval */
     bool verbose;
     tria_trace *trace;   /* or NULL: where every eviction by scores is written */
     int32_t n_sequences; /* as in engine_params */
@@ -48,9 +50,9 @@ typedef struct eval_result {
     /* perplexity */
     double perplexity; /* 0: not run */
     int32_t ppl_budget;
-    int32_t cells;      /* KV cells the engine had */
-    int32_t peak_cells; /* of them in use at once */
-    int32_t n_evictions;
+    int32_t cells;       /* KV cells the engine had */
+    int32_t peak_cells;  /* of them in use at once; also of passkey trials with a bounded prefill */
+    int32_t n_evictions; /* likewise, of one trial */
     double tokens_per_second;
     double tria_share; /* of the time */
     /* attention */
@@ -77,6 +79,7 @@ tria_status eval_attention(const eval_options *options, const eval_config *confi
 typedef struct eval_setup {
     engine engine;
     struct observer *observer;
+    capture queries; /* eval_open(): the observer's callback is wrapped in this one's */
     tria_model *model;
     tria_calibration *calibration; /* NULL without a path */
 } eval_setup;
@@ -87,8 +90,10 @@ tria_status eval_open_with(const eval_options *options, int32_t cells,
                            eval_setup *setup, tria_error *error);
 void eval_close(eval_setup *setup);
 
-/* A configuration whose budget is a share of n_tokens. */
-host_params eval_host_params(const eval_options *options, const eval_config *config,
-                             const eval_setup *setup, int32_t n_tokens);
+/* A configuration's share of n_tokens, in rows. */
+int32_t eval_budget(const eval_config *config, int32_t n_tokens);
+/* A configuration whose budget is a share of n_tokens; a bounded prefill is left to the caller. */
+host_params eval_host_params(const eval_options *options, const eval_config *config, eval_setup *setup,
+                             int32_t n_tokens);
 
 #endif

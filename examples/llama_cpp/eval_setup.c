@@ -22,7 +22,7 @@ tria_status eval_open_with(const eval_options *options, int32_t cells,
                                   .shared_cells = options->shared_cells,
                                   .n_threads = options->n_threads,
                                   .callback = callback,
-                                  .callback_context = context != NULL ? context : setup->observer,
+                                  .callback_context = context,
                                   .abort = options->abort,
                                   .abort_context = options->abort_context};
     tria_status status = engine_open(&setup->engine, &params, error);
@@ -46,8 +46,8 @@ tria_status eval_open_with(const eval_options *options, int32_t cells,
 
 tria_status eval_open(const eval_options *options, int32_t cells, eval_setup *setup, tria_error *error)
 {
-    observer *unused = NULL;
-    return eval_open_with(options, cells, observer_callback, NULL, &unused, setup, error);
+    return eval_open_with(options, cells, capture_callback, &setup->queries, &setup->queries.observer,
+                          setup, error);
 }
 
 void eval_close(eval_setup *setup)
@@ -62,19 +62,26 @@ void eval_close(eval_setup *setup)
     memset(setup, 0, sizeof(*setup));
 }
 
-host_params eval_host_params(const eval_options *options, const eval_config *config,
-                             const eval_setup *setup, int32_t n_tokens)
+int32_t eval_budget(const eval_config *config, int32_t n_tokens)
+{
+    return (int32_t)((int64_t)n_tokens * config->percent / 100);
+}
+
+host_params eval_host_params(const eval_options *options, const eval_config *config, eval_setup *setup,
+                             int32_t n_tokens)
 {
     const host_params params = {
         .policy = config->policy,
         .model = setup->model,
         .calibration = setup->calibration,
-        .budget = (int32_t)((int64_t)n_tokens * config->percent / 100),
+        .budget = eval_budget(config, n_tokens),
         .interval = options->interval,
         .n_recent = options->n_recent,
         .n_sink = options->n_sink,
         .mode = config->mode,
         .pool_radius = config->pool_radius,
+        .own_weight = config->own_percent / 100.0,
+        .capture = &setup->queries,
         .n_threads = options->n_threads,
         .trace = config->policy == HOST_POLICY_TRIA ? options->trace : NULL,
         .seed = options->seed,

@@ -23,99 +23,7 @@ int32_t host_policy_from_name(const char *name)
     return -1;
 }
 
-/* ---- what libtria sees of the engine ---- */
-
-static int32_t dtype_of(const struct ggml_tensor *tensor)
-{
-    switch (tensor->type) {
-    case GGML_TYPE_F32:
-        return TRIA_DTYPE_F32;
-    case GGML_TYPE_F16:
-        return TRIA_DTYPE_F16;
-    case GGML_TYPE_BF16:
-        return TRIA_DTYPE_BF16;
-    default:
-        return -1;
-    }
-}
-
-/* A layer's K tensor as [cell][head][dim], one token per page: page id = cell. */
-static tria_status view_layer(const struct host *h, int32_t layer, tria_error *error)
-{
-    struct ggml_tensor *cache = h->observer->cache[layer];
-    const int32_t dtype = dtype_of(cache);
-    if (dtype < 0) {
-        return fail(error, TRIA_E_UNSUPPORTED,
-                    "layer %d: the K cache is of type %s; this example handles "
-                    "f16, bf16 and f32",
-                    layer, ggml_type_name(cache->type));
-    }
-    const int32_t dim = h->observer->rope[layer].k_head_dim;
-    tria_tensor *k = &h->layers[layer].k;
-    k->base = cache->data;
-    k->size = ggml_nbytes(cache);
-    k->page_stride = (int64_t)cache->nb[1];
-    k->token_stride = (int64_t)cache->nb[1];
-    k->head_stride = (int64_t)cache->nb[0] * dim;
-    k->dtype = dtype;
-    k->dim = dim;
-    return TRIA_OK;
-}
-
-static tria_kv_view view_rows(const struct host *h, int32_t rows)
-{
-    tria_kv_view view = TRIA_KV_VIEW_INIT;
-    view.layers = h->layers;
-    view.n_layers = h->observer->n_layers;
-    view.k_state = TRIA_K_ROTATED;
-    view.page_table = h->cells;
-    view.n_pages = rows;
-    view.tokens_per_page = 1;
-    return view;
-}
-
 /* ---- creation ---- */
-
-static tria_status create_policy(struct host *h, tria_error *error)
-{
-    const host_params *p = &h->params;
-    tria_policy_params policy = TRIA_POLICY_PARAMS_INIT;
-    policy.capacity = h->engine->cells;
-    policy.budget = p->budget;
-    policy.interval = p->interval;
-    policy.n_recent = p->n_recent;
-    policy.n_sink = p->n_sink;
-    policy.mode = p->mode;
-    policy.protect_prefill = p->protect_prefill;
-    policy.in_place = 1; /* the engine frees cells itself */
-    policy.in_flight = p->in_flight;
-    policy.calibration = p->calibration;
-    policy.own_keep_sets = p->policy != HOST_POLICY_TRIA;
-    tria_status status = tria_sequence_create(&policy, p->env, &h->sequence, error);
-    if (status != TRIA_OK || p->policy != HOST_POLICY_TRIA) {
-        return status;
-    }
-
-    for (int32_t layer = 0; layer < h->observer->n_layers; layer++) {
-        status = view_layer(h, layer, error);
-        if (status != TRIA_OK) {
-            return status;
-        }
-    }
-    const tria_kv_view layout = view_rows(h, h->engine->cells);
-    tria_plan_params plan;
-    tria_plan_params_init(&plan);
-    status = tria_policy_to_plan(&policy, &plan, error);
-    if (status != TRIA_OK) {
-        return status;
-    }
-    plan.model = p->model;
-    plan.calibration = p->calibration;
-    plan.layout = &layout;
-    plan.pool_radius = p->pool_radius;
-    plan.n_threads = p->n_threads;
-    return tria_plan_create(&plan, p->env, &h->plan, error);
-}
 
 static tria_status check_params(const engine *e, const host_params *params, tria_error *error)
 {
@@ -165,7 +73,10 @@ tria_status host_create(engine *e, observer *o, const host_params *params, host 
     if (h->layers == NULL || h->cells == NULL || h->identity == NULL) {
         status = fail(error, TRIA_E_MEMORY, "out of memory");
     } else if (params->policy != HOST_POLICY_NONE) {
-        status = create_policy(h, error);
+        status = host_create_policy(h, error);
+    }
+    if (status == TRIA_OK) {
+        status = host_begin_queries(h, error);
     }
     if (status != TRIA_OK) {
         host_destroy(h);
@@ -186,6 +97,7 @@ void host_destroy(host *h)
     }
     tria_plan_destroy(h->plan);
     tria_sequence_destroy(h->sequence);
+    host_end_queries(h);
     free(h->layers);
     free(h->cells);
     free(h->identity);
@@ -240,6 +152,10 @@ tria_status host_decode_some(struct host *h, const llama_token *tokens, int32_t 
     const double begin = seconds_now();
     tria_status status = engine_decode(h->engine, h->params.sequence_id, tokens, n, error);
     const double end = seconds_now();
+    if (status == TRIA_OK && h->queries != NULL && h->params.capture->status != TRIA_OK) {
+        *error = h->params.capture->error;
+        status = error->code;
+    }
     if (status == TRIA_OK) {
         status = take_rows(h, n, error);
     }
@@ -257,12 +173,19 @@ tria_status host_decode_some(struct host *h, const llama_token *tokens, int32_t 
         status = tria_trace_tokens(h->params.trace, h->stats.t - n, tokens, n, in_prompt, error);
     }
     h->stats.tria_seconds += seconds_now() - end;
+    h->stats.total_seconds += seconds_now() - begin;
     return status;
+}
+
+/* Most tokens of a prompt to decode at once. */
+static int32_t block_size(const struct host *h)
+{
+    const int32_t block = h->params.bound_prefill ? h->params.interval : h->engine->batch;
+    return block < h->engine->batch ? block : h->engine->batch;
 }
 
 tria_status host_prompt_only(host *h, const llama_token *tokens, int32_t n, tria_error *error)
 {
-    const double begin = seconds_now();
     if (h->sequence != NULL) {
         const tria_status status = tria_sequence_begin_prefill(h->sequence, n, error);
         if (status != TRIA_OK) {
@@ -271,11 +194,15 @@ tria_status host_prompt_only(host *h, const llama_token *tokens, int32_t n, tria
     }
     tria_status status = TRIA_OK;
     for (int32_t done = 0; status == TRIA_OK && done < n;) {
-        const int32_t part = n - done < h->engine->batch ? n - done : h->engine->batch;
-        status = host_decode_some(h, tokens + done, part, true, error);
+        const int32_t part = n - done < block_size(h) ? n - done : block_size(h);
+        if (h->params.bound_prefill && tria_sequence_room(h->sequence) < part) {
+            status = host_evict_if_due(h, error);
+        }
+        if (status == TRIA_OK) {
+            status = host_decode_some(h, tokens + done, part, true, error);
+        }
         done += part;
     }
-    h->stats.total_seconds += seconds_now() - begin;
     if (h->sequence != NULL) {
         /* After a failure the prompt is as much as was written. */
         const tria_status ended = tria_sequence_end_prefill(h->sequence, status == TRIA_OK ? error : NULL);
@@ -292,9 +219,7 @@ tria_status host_prompt(host *h, const llama_token *tokens, int32_t n, tria_erro
 
 tria_status host_decode(host *h, llama_token token, tria_error *error)
 {
-    const double begin = seconds_now();
     const tria_status status = host_decode_some(h, &token, 1, false, error);
-    h->stats.total_seconds += seconds_now() - begin;
     return status == TRIA_OK ? host_evict_if_due(h, error) : status;
 }
 
@@ -307,7 +232,8 @@ static tria_status choose(struct host *h, tria_event *event, tria_keep *keep, tr
         tria_batch_init(&batch);
         batch.events = event;
         batch.n_events = 1;
-        return tria_plan_select(h->plan, &batch, NULL, keep, error);
+        const tria_status status = host_blend_queries(h, error);
+        return status == TRIA_OK ? tria_plan_select(h->plan, &batch, NULL, keep, error) : status;
     }
     const control_rules rules = {h->params.budget, h->params.n_sink, h->params.n_recent,
                                  h->params.protect_prefill};
@@ -347,7 +273,7 @@ static tria_status evict(struct host *h, tria_error *error)
     tria_event_init(&event);
     tria_keep keep;
     tria_keep_init(&keep);
-    const tria_kv_view view = view_rows(h, h->rows);
+    const tria_kv_view view = host_view(h, h->rows);
     tria_status status = tria_sequence_event(h->sequence, &event, &keep, error);
     event.kv = &view;
     if (status == TRIA_OK) {
@@ -412,7 +338,8 @@ tria_status host_reset(host *h, uint64_t seed, tria_error *error)
     h->shift_pending = false;
     h->stats.t = 0;
     h->random_state = seed;
-    return h->sequence != NULL ? tria_sequence_reset(h->sequence, error) : TRIA_OK;
+    const tria_status status = host_begin_queries(h, error);
+    return status == TRIA_OK && h->sequence != NULL ? tria_sequence_reset(h->sequence, error) : status;
 }
 
 /* ---- questions ---- */

@@ -19,6 +19,7 @@
 #ifndef EXAMPLE_HOST_H
 #define EXAMPLE_HOST_H
 
+#include "capture.h"
 #include "engine.h"
 #include "observer.h"
 
@@ -56,6 +57,13 @@ typedef struct host_params {
     int32_t mode; /* TRIA_MODE_UNION or TRIA_MODE_GLOBAL: a cell is shared by all layers and heads */
     int32_t protect_prefill;
     int32_t pool_radius; /* neighbour pooling of the final scores, 0 = none */
+    /* Prompts are filled in by blocks of `interval` tokens, and before a block that would make more than
+     * budget + interval rows the cache is compacted to the budget, however long the prompt is. */
+    bool bound_prefill;
+    /* 0 ... 1: how much the queries of this conversation, as far as it has come, count in the statistics;
+     * the rest is the calibration's. Above 0 the engine's callback is that of `capture`. */
+    double own_weight;
+    capture *capture;
     int32_t n_threads;
     llama_seq_id sequence_id; /* the engine's, one host each; default 0 */
     int32_t in_flight;        /* most tokens of one host_draft() */
@@ -71,7 +79,8 @@ typedef struct host host;
 tria_status host_create(engine *e, observer *o, const host_params *params, host **out, tria_error *error);
 void host_destroy(host *h); /* NULL is allowed */
 
-/* Decodes a prompt of any length that fits the cells; what it leaves too much is evicted at its end. */
+/* Decodes a prompt of any length that fits the cells (any at all with bound_prefill); what it leaves too
+ * much is evicted at its end. */
 tria_status host_prompt(host *h, const llama_token *tokens, int32_t n, tria_error *error);
 /* The same, but leaves the eviction to host_evict_if_due(). */
 tria_status host_prompt_only(host *h, const llama_token *tokens, int32_t n, tria_error *error);

@@ -3,7 +3,8 @@
  *
  * Each trial: the prompt is filled in once; then every configuration starts from a copy of that cache,
  * evicts down to its budget, and only then sees the question. So no policy knows what will be asked, and
- * all are judged on the same keys.
+ * all are judged on the same keys. With a bounded prefill every configuration fills the prompt in by
+ * itself, block by block, and never has more rows than its budget and a block.
  */
 #include "controls.h"
 #include "eval.h"
@@ -164,27 +165,44 @@ static int32_t needle_rows(host *h, const trial *t)
     return kept;
 }
 
+/* The prompt, once for all configurations. */
+static tria_status fill_once(host *h, const trial *t, host_snapshot **snapshot, tria_error *error)
+{
+    tria_status status = host_reset(h, 0, error);
+    if (status == TRIA_OK) {
+        status = host_prompt_only(h, t->tokens, t->n_tokens, error);
+    }
+    if (status == TRIA_OK) {
+        status = host_save(h, snapshot, error);
+    }
+    return status;
+}
+
+/* The prompt, down to the budget: a copy of what was filled in once, or its own. */
+static tria_status fill(host *h, const trial *t, const host_snapshot *snapshot, uint64_t seed,
+                        tria_error *error)
+{
+    tria_status status = TRIA_OK;
+    if (snapshot == NULL) {
+        status = host_reset(h, seed, error);
+        return status == TRIA_OK ? host_prompt(h, t->tokens, t->n_tokens, error) : status;
+    }
+    status = host_restore(h, snapshot, seed, error);
+    return status == TRIA_OK ? host_evict_if_due(h, error) : status;
+}
+
 static tria_status run_trial(const eval_options *options, const eval_config *configs, int32_t n_configs,
                              eval_setup *setup, host **hosts, const parts *p, const trial *t,
                              int32_t number, eval_result *results, tria_error *error)
 {
-    tria_status status = host_reset(hosts[0], 0, error);
-    if (status == TRIA_OK) {
-        status = host_prompt_only(hosts[0], t->tokens, t->n_tokens, error);
-    }
     host_snapshot *snapshot = NULL;
-    if (status == TRIA_OK) {
-        status = host_save(hosts[0], &snapshot, error);
-    }
+    tria_status status = options->bound_prefill ? TRIA_OK : fill_once(hosts[0], t, &snapshot, error);
     for (int32_t i = 0; status == TRIA_OK && i < n_configs; i++) {
         eval_result *r = &results[i];
         bool right = false;
         char answer[64];
         /* hosts[0] evicts nothing and made the prompt; configuration i has hosts[i + 1]. */
-        status = host_restore(hosts[i + 1], snapshot, options->seed + (uint64_t)number, error);
-        if (status == TRIA_OK) {
-            status = host_evict_if_due(hosts[i + 1], error);
-        }
+        status = fill(hosts[i + 1], t, snapshot, options->seed + (uint64_t)number, error);
         if (status != TRIA_OK) {
             break;
         }
@@ -205,6 +223,17 @@ static tria_status run_trial(const eval_options *options, const eval_config *con
     return status;
 }
 
+/* KV cells that the hungriest configuration needs; question and answer fit beside all. */
+static int32_t cells_needed(const eval_options *options, const eval_config *configs, int32_t n_configs)
+{
+    int32_t rows = options->bound_prefill ? 0 : options->passkey_tokens;
+    for (int32_t i = 0; i < n_configs; i++) {
+        const int32_t wanted = eval_budget(&configs[i], options->passkey_tokens);
+        rows = wanted > rows ? wanted : rows;
+    }
+    return rows + options->interval + 64;
+}
+
 static tria_status create_hosts(const eval_options *options, const eval_config *configs, int32_t n_configs,
                                 eval_setup *setup, host **hosts, eval_result *results, tria_error *error)
 {
@@ -212,6 +241,7 @@ static tria_status create_hosts(const eval_options *options, const eval_config *
         host_params params = {.policy = HOST_POLICY_NONE};
         if (i > 0) {
             params = eval_host_params(options, &configs[i - 1], setup, options->passkey_tokens);
+            params.bound_prefill = options->bound_prefill && params.policy != HOST_POLICY_NONE;
             results[i - 1].passkey_budget = params.budget;
             results[i - 1].answers = calloc((size_t)options->depths * (size_t)options->numbers, 1);
             if (results[i - 1].answers == NULL) {
@@ -230,9 +260,7 @@ tria_status eval_passkey(const eval_options *options, const eval_config *configs
                          eval_result *results, tria_error *error)
 {
     eval_setup setup;
-    /* The prompt is filled in before anything is evicted; then come question and answer. */
-    tria_status status =
-        eval_open(options, options->passkey_tokens + options->interval + 64, &setup, error);
+    tria_status status = eval_open(options, cells_needed(options, configs, n_configs), &setup, error);
     if (status != TRIA_OK) {
         return status;
     }
@@ -257,6 +285,13 @@ tria_status eval_passkey(const eval_options *options, const eval_config *configs
         }
     }
     fputc('\n', stderr);
+    for (int32_t c = 0; status == TRIA_OK && c < n_configs && options->bound_prefill; c++) {
+        host_stats stats;
+        host_get_stats(hosts[c + 1], &stats);
+        results[c].cells = setup.engine.cells;
+        results[c].peak_cells = stats.peak_rows;
+        results[c].n_evictions = stats.n_evictions / trials;
+    }
     for (int32_t i = 0; i <= n_configs; i++) {
         host_destroy(hosts[i]);
     }

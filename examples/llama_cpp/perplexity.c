@@ -10,11 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static int32_t budget_of(const eval_options *options, const eval_config *config)
-{
-    return (int32_t)((int64_t)options->ppl_tokens * config->percent / 100);
-}
-
 static tria_status run(const eval_options *options, const eval_config *config, llama_token *tokens,
                        int32_t count_from, host *h, const engine *e, eval_result *result, tria_error *error)
 {
@@ -53,7 +48,7 @@ static tria_status run(const eval_options *options, const eval_config *config, l
 static tria_status run_config(const eval_options *options, const eval_config *config, int32_t count_from,
                               eval_result *result, tria_error *error)
 {
-    result->ppl_budget = budget_of(options, config);
+    result->ppl_budget = eval_budget(config, options->ppl_tokens);
     const int32_t cells =
         config->policy == HOST_POLICY_NONE ? options->ppl_tokens : result->ppl_budget + options->interval;
     eval_setup setup;
@@ -88,7 +83,7 @@ tria_status eval_perplexity(const eval_options *options, const eval_config *conf
 {
     int32_t count_from = 0;
     for (int32_t i = 0; i < n_configs; i++) {
-        const int32_t first = budget_of(options, &configs[i]) + options->interval;
+        const int32_t first = eval_budget(&configs[i], options->ppl_tokens) + options->interval;
         if (configs[i].policy != HOST_POLICY_NONE && first > count_from) {
             count_from = first;
         }
