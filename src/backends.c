@@ -292,3 +292,15 @@ const char *tria_device_name(const tria_device *device)
 {
     return device->table->device_name(device->handle);
 }
+
+tria_status tria_device_copy_seconds(tria_device *device, size_t bytes, double *seconds, tria_error *error)
+{
+    if (device == NULL || bytes == 0 || seconds == NULL) {
+        return tria_fail(error, TRIA_E_ARGUMENT,
+                         "tria_device_copy_seconds: device or seconds is NULL or there are no bytes");
+    }
+    if (device->table->copy_seconds == NULL) {
+        return tria_fail(error, TRIA_E_UNSUPPORTED, "%s does not measure its copies", device->table->name);
+    }
+    return device->table->copy_seconds(device->handle, bytes, seconds, error);
+}

@@ -2,7 +2,6 @@
  * plan.c - the plan handle: creation, the four calls, and the way from one backend's stage to the next.
  */
 #include "compact_internal.h"
-#include "cpu/pipeline.h"
 #include "plan_internal.h"
 
 #include <stdio.h>
@@ -472,7 +471,7 @@ double tria_plan_seconds(const tria_plan *plan, int32_t part)
     const tria_stage *stage = part == TRIA_PART_COMPACT  ? &plan->compact
                               : part == TRIA_PART_SELECT ? &plan->select
                                                          : &plan->score;
-    return stage->table == &tria_cpu_backend ? tria_cpu_seconds(stage->context, part) : 0.0;
+    return stage->table->seconds != NULL ? stage->table->seconds(stage->context, part) : 0.0;
 }
 
 tria_status tria_plan_synchronize(tria_plan *plan, tria_error *error)

@@ -115,8 +115,7 @@ tria_status vk_score(void *opaque, const tria_v1_event *events, int32_t n_events
     vk_context *context = opaque;
     VK_TRY(load_batch(context, events, n_events, stream, true, error));
     VK_TRY(vk_record_begin(context, error));
-    vk_record_inputs(context);
-    vk_record_protect(context);
+    vk_record_inputs(context, false);
     vk_record_score(context);
     /* our own command buffer stays open: a selection joins the submission */
     return context->state == VK_RECORDED ? vk_record_end(context, error) : TRIA_OK;
@@ -132,8 +131,7 @@ static tria_status load_final_scores(vk_context *context, const tria_v1_event *e
                events[i].final_scores, sizeof(float) * count);
     }
     VK_TRY(vk_record_begin(context, error));
-    vk_record_inputs(context);
-    vk_record_protect(context);
+    vk_record_inputs(context, false);
     vk_record_final_scores(context);
     return TRIA_OK;
 }
@@ -293,7 +291,7 @@ tria_status vk_compact(void *opaque, const tria_v1_event *events, int32_t n_even
     }
     context->n_events = n_events;
     VK_TRY(vk_record_begin(context, error));
-    vk_record_inputs(context);
+    vk_record_inputs(context, true);
     vk_record_keep(context);
     vk_record_compact(context);
     VK_TRY(vk_record_end(context, error));
@@ -328,4 +326,6 @@ const tria_backend_v1_table tria_backend_v1 = {
     .compact = vk_compact,
     .synchronize = vk_synchronize,
     .workspace_size = vk_workspace_size,
+    .seconds = vk_seconds,
+    .copy_seconds = vk_copy_seconds,
 };

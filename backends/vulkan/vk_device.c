@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define MAX_DEVICES 64
+#define MAX_FAMILIES 32
 
 void *vk_host_alloc(const tria_v1_host *host, size_t count, size_t size)
 {
@@ -31,8 +32,8 @@ void vk_host_free(const tria_v1_host *host, void *pointer)
 /* A family with compute, without graphics if there is one: its work does not wait for drawing. */
 static int32_t compute_family(const vk_instance *instance, VkPhysicalDevice physical)
 {
-    VkQueueFamilyProperties families[32];
-    uint32_t count = sizeof(families) / sizeof(families[0]);
+    VkQueueFamilyProperties families[MAX_FAMILIES];
+    uint32_t count = MAX_FAMILIES;
     int32_t best = -1;
     instance->GetPhysicalDeviceQueueFamilyProperties(physical, &count, families);
     for (uint32_t i = 0; i < count; i++) {
@@ -241,6 +242,15 @@ static tria_status adopt(vk_device *device, const void *native, tria_error *erro
     return vk_functions_load(&device->vk, &device->instance, device->handle, error);
 }
 
+static uint64_t clock_mask(const vk_instance *instance, VkPhysicalDevice physical, uint32_t family)
+{
+    VkQueueFamilyProperties families[MAX_FAMILIES];
+    uint32_t count = MAX_FAMILIES;
+    instance->GetPhysicalDeviceQueueFamilyProperties(physical, &count, families);
+    const uint32_t bits = family < count ? families[family].timestampValidBits : 0;
+    return bits >= 64 ? UINT64_MAX : (1ULL << bits) - 1;
+}
+
 static tria_status read_properties(vk_device *device, tria_error *error)
 {
     VkPhysicalDeviceDriverProperties driver = {.sType =
@@ -256,6 +266,7 @@ static tria_status read_properties(vk_device *device, tria_error *error)
     device->limits = properties.properties.limits;
     device->max_allocation = maintenance.maxMemoryAllocationSize;
     device->subgroup_size = subgroup.subgroupSize;
+    device->clock_mask = clock_mask(&device->instance, device->physical, device->queue_family);
     device->limits_loops = driver.driverID == VK_DRIVER_ID_MESA_LLVMPIPE;
     device->subgroup_arithmetic = (subgroup.supportedStages & VK_SHADER_STAGE_COMPUTE_BIT) != 0 &&
                                   (subgroup.supportedOperations & VK_SUBGROUP_FEATURE_ARITHMETIC_BIT) != 0;

@@ -29,6 +29,7 @@ typedef struct vk_device {
     uint32_t shared_words;
     bool limits_loops; /* llvmpipe: a shader's loops end after VK_MOST_ITERATIONS in all, without a word */
     VkPhysicalDeviceLimits limits;
+    uint64_t clock_mask; /* valid bits of the queue's timestamps; 0: it has none */
     VkDeviceSize max_allocation;
     VkPhysicalDeviceMemoryProperties memory;
     VkPipelineCache cache;

@@ -54,6 +54,9 @@
     X(CreateFence)                                                                                         \
     X(DestroyFence)                                                                                        \
     X(WaitForFences)                                                                                       \
+    X(CreateQueryPool)                                                                                     \
+    X(DestroyQueryPool)                                                                                    \
+    X(GetQueryPoolResults)                                                                                 \
     X(ResetFences)                                                                                         \
     X(CmdBindPipeline)                                                                                     \
     X(CmdBindDescriptorSets)                                                                               \
@@ -61,6 +64,8 @@
     X(CmdDispatch)                                                                                         \
     X(CmdPipelineBarrier)                                                                                  \
     X(CmdCopyBuffer)                                                                                       \
+    X(CmdResetQueryPool)                                                                                   \
+    X(CmdWriteTimestamp)                                                                                   \
     X(CmdFillBuffer)
 
 #define VK_DECLARE(name) PFN_vk##name name;

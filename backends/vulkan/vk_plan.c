@@ -140,7 +140,7 @@ tria_status vk_workspace_size(const tria_v1_plan *plan, size_t *host_bytes, size
     const size_t staging = plan->params->stage_device_memory ? (size_t)vk_staging_bytes(plan) : 0;
     *host_bytes = host_bytes_of(plan);
     *device_bytes =
-        4 * (size_t)layout.constants + (size_t)plan->params->max_sequences * (4 * words + staging);
+        4 * (size_t)layout.constants + (size_t)plan->params->max_sequences * (4 * words + 2 * staging);
     return TRIA_OK;
 }
 
@@ -231,6 +231,7 @@ static tria_status create_buffers(vk_context *context, tria_error *error)
 {
     vk_device *device = context->device;
     const vk_layout *l = &context->layout;
+    const VkDeviceSize staging = context->staged ? vk_staging_bytes(context->plan) : 0;
     VK_TRY(vk_buffer_alloc(device, 4 * (VkDeviceSize)l->constants, VK_ON_DEVICE, "the plan's constants",
                            &context->constants, error));
     for (int32_t i = 0; i < context->plan->params->max_sequences; i++) {
@@ -247,8 +248,8 @@ static tria_status create_buffers(vk_context *context, tria_error *error)
             {&s->keep, 4 * (VkDeviceSize)l->keep, VK_ON_DEVICE, "the keep sets of an event"},
             {&s->upload, 4 * (VkDeviceSize)l->upload, VK_UPLOAD, "the upload buffer of an event"},
             {&s->readback, 4 * (VkDeviceSize)l->readback, VK_READBACK, "the readback buffer of an event"},
-            {&s->staging, context->staged ? vk_staging_bytes(context->plan) : 0, VK_READBACK,
-             "the staging buffer of a sequence's keys and values"},
+            {&s->staging, staging, VK_READBACK, "the staging buffer of a sequence's keys and values"},
+            {&s->staged, staging, VK_ON_DEVICE, "a sequence's staged keys and values"},
         };
         for (size_t b = 0; b < sizeof(list) / sizeof(list[0]); b++) {
             if (list[b].bytes > 0) {
@@ -316,6 +317,7 @@ static tria_status create(vk_context *context, tria_error *error)
     VK_TRY(create_buffers(context, error));
     VK_TRY(create_descriptors(context, error));
     VK_TRY(create_commands(context, error));
+    VK_TRY(vk_clock_create(context, error));
     VK_TRY(upload_constants(context, error));
     if (context->staged) {
         const tria_v1_host *host = &context->device->host;
@@ -348,8 +350,8 @@ tria_status vk_plan_create(void *opaque, const tria_v1_plan *plan, void **out, t
 static void destroy_sequence(vk_context *context, vk_sequence *s)
 {
     const tria_v1_host *host = &context->device->host;
-    vk_buffer *const buffers[] = {&s->inputs, &s->raw,      &s->work,   &s->keep,
-                                  &s->upload, &s->readback, &s->staging};
+    vk_buffer *const buffers[] = {&s->inputs, &s->raw,      &s->work,    &s->keep,
+                                  &s->upload, &s->readback, &s->staging, &s->staged};
     for (size_t b = 0; b < sizeof(buffers) / sizeof(buffers[0]); b++) {
         vk_buffer_free(context->device, buffers[b]);
     }
@@ -370,6 +372,7 @@ void vk_plan_destroy(void *opaque)
         destroy_sequence(context, &context->sequences[i]);
     }
     vk_buffer_free(device, &context->constants);
+    device->vk.DestroyQueryPool(device->handle, context->clock, NULL);
     device->vk.DestroyFence(device->handle, context->fence, NULL);
     device->vk.DestroyCommandPool(device->handle, context->command_pool, NULL);
     device->vk.DestroyDescriptorPool(device->handle, context->pool, NULL);

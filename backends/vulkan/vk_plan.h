@@ -43,7 +43,9 @@ typedef enum vk_shader {
 } vk_shader;
 
 /* What of a layer is bound to a descriptor set of its own. */
-typedef enum vk_tensor_role { VK_K, VK_V, VK_K_SCALES, VK_V_SCALES, VK_N_ROLES } vk_tensor_role;
+typedef enum vk_tensor_role { VK_K, VK_K_SCALES, VK_V, VK_V_SCALES, VK_N_ROLES } vk_tensor_role;
+
+enum { VK_N_PARTS = TRIA_PART_COMPACT + 1 };
 
 /* A tensor as the shaders address it: bytes from the bound range, modulo 2^32. */
 typedef struct vk_tensor {
@@ -65,7 +67,8 @@ typedef struct vk_sequence {
     vk_buffer keep;
     vk_buffer upload;
     vk_buffer readback;
-    vk_buffer staging; /* K and V of the host, when they are staged */
+    vk_buffer staging; /* K and V of the host, when they are staged: mapped, */
+    vk_buffer staged;  /* and where the shaders see them */
     VkDescriptorSet main;
     VkDescriptorSet *sets; /* [n_layers][VK_N_ROLES] */
     vk_tensor *tensors;    /* [n_layers][VK_N_ROLES]: what the sets refer to; range.buffer 0: nothing */
@@ -100,6 +103,7 @@ typedef struct vk_context {
     VkCommandPool command_pool;
     VkCommandBuffer own_commands;
     VkFence fence;
+    VkQueryPool clock;
     int32_t *compact_scratch;
     int32_t *slot_scratch; /* [n_kv] */
     tria_v1_event *events; /* [max_sequences] copies for a compaction */
@@ -111,6 +115,7 @@ typedef struct vk_context {
     bool selected;    /* its keep sets are known */
     bool deliver_keep;
     bool deliver_compaction; /* recorded before its keep sets were known here */
+    bool timed[VK_N_PARTS];  /* the clock has been read at a part's begin and end */
     /* ranges written since the last barrier */
     VkDescriptorBufferInfo *written; /* [max_sequences][n_layers][VK_N_ROLES] */
     int32_t n_written;
@@ -149,13 +154,21 @@ uint32_t vk_tensor_unit(const vk_tensor *tensor);
 
 /* vk_stage.c: keys and values that are host memory. */
 
-/* Bytes of the staging buffer of one sequence. */
+/* Bytes of each of the two staging buffers of one sequence. */
 VkDeviceSize vk_staging_bytes(const tria_v1_plan *plan);
-/* The tensors of a layer in the staging buffer, rows packed. */
+/* The tensors of a layer as the shaders see them, rows packed. */
 void vk_staging_layer(const vk_context *context, const vk_sequence *sequence, int32_t layer,
                       const tria_layer_view *host, tria_layer_view *staged);
+/* Copies K, with `values` also V, between the staging buffers. */
+void vk_record_staged(const vk_context *context, const vk_sequence *sequence, bool values, bool out);
 void vk_stage_in(const vk_context *context, vk_sequence *sequence, const tria_v1_event *event, bool values);
 void vk_stage_out(const vk_context *context, vk_sequence *sequence, const tria_v1_event *event);
+
+/* vk_time.c */
+tria_status vk_clock_create(vk_context *context, tria_error *error);
+/* Around the commands of a part. */
+void vk_clock_begin(vk_context *context, tria_part part);
+void vk_clock_end(vk_context *context, tria_part part);
 
 /* vk_event.c: an event's inputs in the upload buffer; `to_move` leaves out what only scores need.
  * Errors: CAPACITY. */
@@ -164,8 +177,8 @@ tria_status vk_event_fill(vk_context *context, vk_sequence *sequence, const tria
 
 /* vk_record.c */
 tria_status vk_record_begin(vk_context *context, tria_error *error);
-void vk_record_inputs(vk_context *context);
-void vk_record_protect(vk_context *context);
+/* What the host has prepared; of staged caches K, and V when rows are to be moved. */
+void vk_record_inputs(vk_context *context, bool to_move);
 void vk_record_score(vk_context *context);
 void vk_record_final_scores(vk_context *context); /* from the upload buffer */
 void vk_record_select(vk_context *context);
@@ -187,5 +200,7 @@ tria_status vk_select(void *context, const tria_v1_event *events, int32_t n_even
 tria_status vk_compact(void *context, const tria_v1_event *events, int32_t n_events, void *stream,
                        tria_error *error);
 tria_status vk_synchronize(void *context, tria_error *error);
+double vk_seconds(void *context, int32_t part);
+tria_status vk_copy_seconds(void *device, size_t bytes, double *seconds, tria_error *error);
 
 #endif

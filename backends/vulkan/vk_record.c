@@ -53,11 +53,14 @@ static void copy(vk_context *context, VkBuffer from, VkDeviceSize from_word, VkB
     }
 }
 
-void vk_record_inputs(vk_context *context)
+void vk_record_inputs(vk_context *context, bool to_move)
 {
     for (int32_t i = 0; i < context->n_events; i++) {
         const vk_sequence *s = &context->sequences[i];
         copy(context, s->upload.handle, 0, s->inputs.handle, 0, s->inputs_used);
+        if (context->staged && (to_move || s->scored)) {
+            vk_record_staged(context, s, to_move, false);
+        }
     }
 }
 
@@ -101,7 +104,8 @@ static uint32_t longest(const vk_context *context, const vk_sequence *sequence)
     return (uint32_t)n;
 }
 
-void vk_record_protect(vk_context *context)
+/* Empties what shaders add to. */
+static void clear(vk_context *context)
 {
     for (int32_t i = 0; i < context->n_events; i++) {
         const vk_sequence *s = &context->sequences[i];
@@ -109,6 +113,10 @@ void vk_record_protect(vk_context *context)
                                           4 * (VkDeviceSize)context->layout.report, 0);
     }
     barrier(context);
+}
+
+static void protect(vk_context *context)
+{
     for (int32_t i = 0; i < context->n_events; i++) {
         const vk_sequence *s = &context->sequences[i];
         use(context, VK_SHADER_protect, s);
@@ -232,6 +240,8 @@ void vk_record_score(vk_context *context)
 {
     const tria_v1_plan *plan = context->plan;
     const bool normalised = plan->params->normalize_over != TRIA_NORMALIZE_NONE;
+    clear(context);
+    vk_clock_begin(context, TRIA_PART_SCORE);
     for (int32_t l = 0; l < plan->n_layers; l++) {
         bool any = false;
         for (int32_t i = 0; i < context->n_events; i++) {
@@ -244,6 +254,9 @@ void vk_record_score(vk_context *context)
             barrier(context);
         }
     }
+    vk_clock_end(context, TRIA_PART_SCORE);
+    vk_clock_begin(context, TRIA_PART_NORMALIZE);
+    protect(context);
     if (normalised) {
         statistics(context, 0, plan->n_queries);
     }
@@ -255,12 +268,15 @@ void vk_record_score(vk_context *context)
     if (plan->params->pool_radius > 0) {
         per_row(context, VK_SHADER_pool, plan->n_sets);
     }
+    vk_clock_end(context, TRIA_PART_NORMALIZE);
 }
 
 void vk_record_final_scores(vk_context *context)
 {
     const vk_layout *layout = &context->layout;
     const VkDeviceSize words = (VkDeviceSize)context->plan->n_sets * (VkDeviceSize)context->plan->max_rows;
+    clear(context);
+    protect(context);
     for (int32_t i = 0; i < context->n_events; i++) {
         const vk_sequence *s = &context->sequences[i];
         copy(context, s->upload.handle, layout->upload_keep, s->work.handle, layout->header[PLAN_FINAL],
@@ -276,11 +292,13 @@ void vk_record_select(vk_context *context)
     const vk_shader shader = context->pipelines[VK_SHADER_select_subgroup] != VK_NULL_HANDLE
                                  ? VK_SHADER_select_subgroup
                                  : VK_SHADER_select;
+    vk_clock_begin(context, TRIA_PART_SELECT);
     for (int32_t i = 0; i < context->n_events; i++) {
         use(context, shader, &context->sequences[i]);
         dispatch(context, (uint32_t)context->plan->n_sets, 1);
     }
     barrier(context);
+    vk_clock_end(context, TRIA_PART_SELECT);
     for (int32_t i = 0; i < context->n_events; i++) {
         const vk_sequence *s = &context->sequences[i];
         copy(context, s->work.handle, 0, s->readback.handle, 0, layout->report);
@@ -412,6 +430,7 @@ static void repack_all(vk_context *context, bool zero)
 void vk_record_compact(vk_context *context)
 {
     barrier(context);
+    vk_clock_begin(context, TRIA_PART_COMPACT);
     for (int32_t i = 0; i < context->n_events; i++) {
         const vk_sequence *s = &context->sequences[i];
         use(context, VK_SHADER_moves, s);
@@ -421,6 +440,10 @@ void vk_record_compact(vk_context *context)
     repack_all(context, false);
     if (context->plan->params->zero_tail) {
         repack_all(context, true);
+    }
+    vk_clock_end(context, TRIA_PART_COMPACT);
+    for (int32_t i = 0; context->staged && i < context->n_events; i++) {
+        vk_record_staged(context, &context->sequences[i], true, true);
     }
 }
 

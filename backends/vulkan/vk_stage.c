@@ -1,12 +1,12 @@
 /*
- * vk_stage.c - keys and values in host memory: their rows are packed into a mapped buffer of the device
- * before an event, and moved rows are put back after a compaction.
+ * vk_stage.c - keys and values in host memory: their rows are packed into a mapped buffer before an event
+ * and copied to the device's own memory from there; moved rows come back after a compaction.
  */
 #include "vk_plan.h"
 
 #include <string.h>
 
-/* Parts of the staging buffer begin where any device can bind them. */
+/* Parts of the staging buffers begin where any device can bind them. */
 #define PART_ALIGNMENT 256
 
 typedef struct part {
@@ -65,10 +65,10 @@ static void pack_tensor(const vk_context *context, const vk_sequence *sequence, 
                         const part *scales, tria_tensor *tensor)
 {
     const int64_t max_rows = context->plan->max_rows;
-    void *buffer = (void *)(uintptr_t)sequence->staging.handle;
+    void *buffer = (void *)(uintptr_t)sequence->staged.handle;
     tensor->base = buffer;
     tensor->offset = rows->offset;
-    tensor->size = sequence->staging.size;
+    tensor->size = sequence->staged.size;
     tensor->page_stride = 0;
     tensor->token_stride = (int64_t)rows->row_bytes;
     tensor->head_stride = (int64_t)rows->row_bytes * max_rows;
@@ -91,6 +91,23 @@ void vk_staging_layer(const vk_context *context, const vk_sequence *sequence, in
     pack_tensor(context, sequence, &parts[VK_K], &parts[VK_K_SCALES], &staged->k);
     if (host->v.base != NULL) {
         pack_tensor(context, sequence, &parts[VK_V], &parts[VK_V_SCALES], &staged->v);
+    }
+}
+
+void vk_record_staged(const vk_context *context, const vk_sequence *sequence, bool values, bool out)
+{
+    const tria_v1_plan *plan = context->plan;
+    const VkBuffer from = out ? sequence->staged.handle : sequence->staging.handle;
+    const VkBuffer to = out ? sequence->staging.handle : sequence->staged.handle;
+    part parts[VK_N_ROLES];
+    VkDeviceSize end = 0;
+    for (int32_t l = 0; l < plan->n_layers; l++) {
+        if (plan->layers[l].n_kv_heads > 0) {
+            layer_parts(plan, &plan->layers[l], &end, parts); /* V comes behind K and its scales */
+            const VkDeviceSize begin = parts[VK_K].offset;
+            const VkBufferCopy region = {begin, begin, (values ? end : parts[VK_V].offset) - begin};
+            context->device->vk.CmdCopyBuffer(context->commands, from, to, 1, &region);
+        }
     }
 }
 

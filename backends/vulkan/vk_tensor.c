@@ -19,7 +19,7 @@ static const struct {
     [TRIA_DTYPE_IQ4_NL] = {32, 18, 2},
 };
 
-static const char *const role_names[VK_N_ROLES] = {"K", "V", "K scales", "V scales"};
+static const char *const role_names[VK_N_ROLES] = {"K", "K scales", "V", "V scales"};
 
 void vk_chunks(const tria_tensor *tensor, vk_chunk_list *chunks)
 {

@@ -62,6 +62,10 @@ TRIA_API tria_status tria_device_open(tria_backends *backends, const char *name,
 TRIA_API void tria_device_close(tria_device *device);
 TRIA_API const char *tria_device_backend(const tria_device *device);
 TRIA_API const char *tria_device_name(const tria_device *device);
+/* Seconds the device needs, by its own clock, to copy `bytes` of its memory to another place there: what
+ * the speed of its stages is measured against. Errors: UNSUPPORTED, MEMORY, DEVICE. */
+TRIA_API tria_status tria_device_copy_seconds(tria_device *device, size_t bytes, double *seconds,
+                                              tria_error *error);
 
 #ifdef __cplusplus
 }

@@ -172,6 +172,9 @@ typedef struct tria_backend_v1_table {
     /* Bytes of host and device memory plan_create() would take. */
     tria_status (*workspace_size)(const tria_v1_plan *plan, size_t *host_bytes, size_t *device_bytes,
                                   tria_error *error);
+    /* What tria_plan_seconds() and tria_device_copy_seconds() return; NULL where nothing is measured. */
+    double (*seconds)(void *context, int32_t part);
+    tria_status (*copy_seconds)(void *device, size_t bytes, double *seconds, tria_error *error);
 } tria_backend_v1_table;
 
 #ifdef __cplusplus

@@ -302,8 +302,9 @@ typedef enum tria_part {
     TRIA_PART_SELECT = 2,
     TRIA_PART_COMPACT = 3
 } tria_part;
-/* Seconds a part of the last calls took on the CPU, summed over its threads (compaction: of the calling
- * thread). 0 when it has not run, or runs on a device backend. */
+/* Seconds a part of the last calls took: on the CPU summed over its threads (compaction: of the calling
+ * thread), on a device by its own clock, after tria_plan_synchronize(). 0 when it has not run or the backend
+ * does not measure. */
 TRIA_API double tria_plan_seconds(const tria_plan *plan, int32_t part);
 
 /*

@@ -1,9 +1,11 @@
 /*
- * bench.c - `tria bench`: how fast an event is here, next to how fast this machine reads memory.
+ * bench.c - `tria bench`: how fast an event is here, next to how fast this machine reads memory, or the
+ * device copies its own.
  *
  * Keys and values are random; what is measured does not depend on them. Medians over repetitions.
  */
 #include "bench_baseline.h"
+#include "load.h"
 #include "options.h"
 #include "tria/tria.h"
 
@@ -14,6 +16,7 @@
 #define SHAPES "qwen3-8b, llama3-8b, smollm2-135m"
 #define MODES "per-layer-per-head|per-head|per-layer|union|global"
 enum { MAX_REPEAT = 99, DEFAULT_LAYERS = 8 };
+#define MAX_COPY ((size_t)1 << 28) /* bytes of one measured copy on a device */
 
 typedef struct shape {
     int32_t n_layers;
@@ -33,6 +36,7 @@ typedef struct settings {
     int64_t budget;
     int64_t repeat;
     int32_t mode;
+    int32_t backend; /* of CLI_BACKENDS */
     int32_t by_head; /* heads one after the other, or side by side in every token */
     bool kept_terms;
     bool json;
@@ -40,6 +44,7 @@ typedef struct settings {
 
 typedef struct bench {
     settings s;
+    cli_device device;
     tria_model *model;
     tria_calibration *calibration;
     tria_plan *plan;
@@ -55,8 +60,8 @@ typedef struct bench {
 } bench;
 
 typedef struct results {
-    double read; /* seconds, as all below */
-    double score;
+    double read;  /* bytes per second: reading, or read and written by a copy on the device */
+    double score; /* seconds, as all below */
     double normalise;
     double select;
     double compact;
@@ -98,7 +103,9 @@ static int parse(settings *s, int argc, char **argv)
                  "of the model: " SHAPES "; default qwen3-8b"),
         CLI_INTEGER("rows", "N", &s->rows, 1, 1 << 24, "rows in the cache, default 32768"),
         CLI_TEXT("dtype", "NAME", &s->dtype_name, "of keys and values, default f16"),
-        CLI_INTEGER("threads", "N", &s->threads, 1, 4096, "default 1"),
+        CLI_CHOICE("backend", CLI_BACKENDS, &s->backend,
+                   "default auto, the CPU; on others the device's clock times the stages"),
+        CLI_INTEGER("threads", "N", &s->threads, 1, 4096, "of the CPU, default 1"),
         CLI_INTEGER("layers", "L", &s->layers, 1, 4096, "how many of the layers, default at most 8"),
         CLI_INTEGER("budget", "ROWS", &s->budget, 1, 1 << 24,
                     "rows kept, default 2048 or half of the rows"),
@@ -227,6 +234,10 @@ static tria_status make_plan(bench *b, results *r)
     params.budget = (int32_t)s->budget;
     params.max_rows = (int32_t)s->rows;
     params.n_threads = (int32_t)s->threads;
+    params.score_device = b->device.device;
+    params.select_device = b->device.device;
+    params.compact_device = b->device.device;
+    params.stage_device_memory = b->device.device != NULL;
     tria_status status = tria_plan_create(&params, NULL, &b->plan, &b->error);
     if (status == TRIA_OK) {
         status = tria_plan_workspace_size(&params, &r->workspace, &b->error);
@@ -241,7 +252,10 @@ static tria_status set_up(bench *b, results *r)
 {
     const settings *s = &b->s;
     const int64_t row = tria_dtype_row_bytes(s->dtype, s->shape.head_dim);
-    tria_status status = make_model(b);
+    tria_status status = cli_open_device(s->backend, &b->device, &b->error);
+    if (status == TRIA_OK) {
+        status = make_model(b);
+    }
     if (status == TRIA_OK) {
         status = make_calibration(b);
     }
@@ -283,6 +297,7 @@ static void tear_down(bench *b)
     tria_plan_destroy(b->plan);
     tria_calibration_destroy(b->calibration);
     tria_model_destroy(b->model);
+    cli_close_device(&b->device);
     free(b->keep.rows);
     free(b->keep.counts);
     free(b->layers);
@@ -302,13 +317,27 @@ static double median(double *values, int64_t n)
     return values[n / 2];
 }
 
+/* Bytes per second that the stages can be compared with. */
+static tria_status measure_memory(bench *b, double *rate)
+{
+    const size_t bytes = b->key_bytes < MAX_COPY ? b->key_bytes : MAX_COPY;
+    double seconds;
+    if (b->device.device == NULL) {
+        *rate = (double)b->key_bytes / bench_read(b->keys, b->key_bytes, (int32_t)b->s.threads);
+        return TRIA_OK;
+    }
+    const tria_status status = tria_device_copy_seconds(b->device.device, bytes, &seconds, &b->error);
+    *rate = status == TRIA_OK ? 2.0 * (double)bytes / seconds : 0.0;
+    return status;
+}
+
 static tria_status measure(bench *b, results *r)
 {
     double read[MAX_REPEAT], score[MAX_REPEAT], normalise[MAX_REPEAT], select[MAX_REPEAT],
         compact[MAX_REPEAT];
     double event[MAX_REPEAT];
     const int64_t n = b->s.repeat;
-    const double threads = (double)b->s.threads;
+    const double threads = b->device.device == NULL ? (double)b->s.threads : 1.0;
     tria_batch batch;
     tria_compaction compaction;
     tria_batch_init(&batch);
@@ -317,9 +346,11 @@ static tria_status measure(bench *b, results *r)
     /* the first event touches the workspace, and learns the terms that are kept */
     tria_status status = tria_plan_select(b->plan, &batch, NULL, &b->keep, &b->error);
     for (int64_t i = 0; status == TRIA_OK && i < n; i++) {
-        read[i] = bench_read(b->keys, b->key_bytes, (int32_t)b->s.threads);
+        status = measure_memory(b, &read[i]);
         const double start = bench_now();
-        status = tria_plan_select(b->plan, &batch, NULL, &b->keep, &b->error);
+        if (status == TRIA_OK) {
+            status = tria_plan_select(b->plan, &batch, NULL, &b->keep, &b->error);
+        }
         event[i] = bench_now() - start;
         score[i] = tria_plan_seconds(b->plan, TRIA_PART_SCORE) / threads;
         normalise[i] = tria_plan_seconds(b->plan, TRIA_PART_NORMALIZE) / threads;
@@ -329,9 +360,11 @@ static tria_status measure(bench *b, results *r)
     b->event.terms = NULL;
     for (int64_t i = 0; status == TRIA_OK && i < n; i++) {
         tria_compaction_init(&compaction);
-        const double start = bench_now();
         status = tria_plan_compact(b->plan, &batch, &b->keep, &compaction, &b->error);
-        compact[i] = bench_now() - start;
+        if (status == TRIA_OK) {
+            status = tria_plan_synchronize(b->plan, &b->error);
+        }
+        compact[i] = tria_plan_seconds(b->plan, TRIA_PART_COMPACT);
         r->bytes_moved = compaction.bytes_moved;
     }
     if (status == TRIA_OK) {
@@ -351,23 +384,28 @@ static void report(const bench *b, const results *r)
     const settings *s = &b->s;
     const double bytes = (double)b->key_bytes;
     const double keys = (double)s->rows * s->shape.n_kv_heads * s->shape.n_layers;
-    const double read_gbps = bytes / r->read * 1e-9, score_gbps = bytes / r->score * 1e-9;
+    const double read_gbps = r->read * 1e-9, score_gbps = bytes / r->score * 1e-9;
+    const double moved_gbps = 2.0 * (double)r->bytes_moved / r->compact * 1e-9; /* read and written */
     const double ns = r->score / keys * 1e9;
     if (s->json) {
-        printf("{\"shape\": [%d, %d, %d, %d], \"rows\": %lld, \"dtype\": \"%s\", \"threads\": %lld, "
+        printf("{\"backend\": \"%s\", \"device\": \"%s\", \"shape\": [%d, %d, %d, %d], \"rows\": %lld, "
+               "\"dtype\": \"%s\", \"threads\": %lld, "
                "\"mode\": \"%s\", \"layout\": \"%s\", \"kept_terms\": %s, \"sets\": %d, \"repeat\": %lld, "
                "\"key_bytes\": %.0f, \"workspace_bytes\": %zu, \"read_gbps\": %.4g, ",
-               s->shape.n_layers, s->shape.n_q_heads, s->shape.n_kv_heads, s->shape.head_dim,
-               (long long)s->rows, s->dtype_name, (long long)s->threads, tria_mode_name(s->mode),
-               s->by_head ? "head" : "token", s->kept_terms ? "true" : "false", tria_plan_n_sets(b->plan),
-               (long long)s->repeat, bytes, r->workspace, read_gbps);
+               cli_device_backend(&b->device), cli_device_name(&b->device), s->shape.n_layers,
+               s->shape.n_q_heads, s->shape.n_kv_heads, s->shape.head_dim, (long long)s->rows,
+               s->dtype_name, (long long)s->threads, tria_mode_name(s->mode), s->by_head ? "head" : "token",
+               s->kept_terms ? "true" : "false", tria_plan_n_sets(b->plan), (long long)s->repeat, bytes,
+               r->workspace, read_gbps);
         printf("\"score\": {\"seconds\": %.6g, \"gbps\": %.4g, \"ratio\": %.4g, \"ns_per_key\": %.4g}, ",
                r->score, score_gbps, score_gbps / read_gbps, ns);
         printf("\"normalise\": {\"seconds\": %.6g, \"share\": %.4g}, ", r->normalise,
                r->normalise / r->score);
         printf("\"select\": {\"seconds\": %.6g, \"share\": %.4g}, ", r->select, r->select / r->score);
-        printf("\"compact\": {\"seconds\": %.6g, \"share\": %.4g, \"bytes_moved\": %lld}, ", r->compact,
-               r->compact / r->score, (long long)r->bytes_moved);
+        printf("\"compact\": {\"seconds\": %.6g, \"share\": %.4g, \"bytes_moved\": %lld, \"gbps\": %.4g, "
+               "\"ratio\": %.4g}, ",
+               r->compact, r->compact / r->score, (long long)r->bytes_moved, moved_gbps,
+               moved_gbps / read_gbps);
         printf("\"event\": {\"seconds\": %.6g}, \"plain\": {\"ns_per_key\": %.5g}}\n", r->event, r->plain);
         return;
     }
@@ -375,15 +413,22 @@ static void report(const bench *b, const results *r)
            s->shape.n_layers, s->shape.n_q_heads, s->shape.n_kv_heads, s->shape.head_dim,
            (long long)s->rows, s->dtype_name, s->by_head ? "head" : "token", (long long)s->threads,
            s->threads == 1 ? "" : "s");
-    printf("read        %9.3f ms  %6.2f GB/s\n", r->read * 1e3, read_gbps);
-    printf("score       %9.3f ms  %6.2f GB/s, %.0f %% of reading, %.1f ns per key (plain formula %.0f)\n",
+    if (b->device.device == NULL) {
+        printf("read        %9.3f ms  %6.2f GB/s\n", bytes / r->read * 1e3, read_gbps);
+    } else {
+        printf("copy        %9.3f ms  %6.2f GB/s read and written by %s\n", 2.0 * bytes / r->read * 1e3,
+               read_gbps, cli_device_name(&b->device));
+    }
+    printf("score       %9.3f ms  %6.2f GB/s, %.0f %% of that, %.1f ns per key (plain formula %.0f)\n",
            r->score * 1e3, score_gbps, 100.0 * score_gbps / read_gbps, ns, r->plain);
     printf("normalise   %9.3f ms  %.1f %% of scoring\n", r->normalise * 1e3,
            100.0 * r->normalise / r->score);
     printf("select      %9.3f ms  %.1f %% of scoring, %d sets\n", r->select * 1e3,
            100.0 * r->select / r->score, tria_plan_n_sets(b->plan));
-    printf("compact     %9.3f ms  %.1f MB moved\n", r->compact * 1e3, (double)r->bytes_moved * 1e-6);
-    printf("event       %9.3f ms  score to select\n", r->event * 1e3);
+    printf("compact     %9.3f ms  %6.2f GB/s read and written, %.1f MB moved\n", r->compact * 1e3,
+           moved_gbps, (double)r->bytes_moved * 1e-6);
+    printf("event       %9.3f ms  score to select%s\n", r->event * 1e3,
+           b->device.device == NULL ? "" : ", keys copied to the device");
     printf("workspace   %9.3f MB  %.1f %% of the keys\n", (double)r->workspace * 1e-6,
            100.0 * (double)r->workspace / bytes);
 }

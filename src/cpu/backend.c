@@ -49,10 +49,12 @@ static void restart_clock(tria_cpu_context *c, tria_part part)
     }
 }
 
-double tria_cpu_seconds(const tria_cpu_context *c, int32_t part)
+/* Of a part, summed over the workers. */
+static double cpu_seconds(void *context, int32_t part)
 {
+    const tria_cpu_context *c = context;
     double seconds = part == TRIA_PART_COMPACT ? c->compact_seconds : 0.0;
-    for (int32_t i = 0; i < c->n_workers && part >= 0 && part < TRIA_PART_COMPACT; i++) {
+    for (int32_t i = 0; i < c->n_workers && part < TRIA_PART_COMPACT; i++) {
         seconds += c->workers[i].seconds[part];
     }
     return seconds;
@@ -405,4 +407,5 @@ const tria_backend_v1_table tria_cpu_backend = {
     .compact = cpu_compact,
     .synchronize = tria_host_synchronize,
     .workspace_size = cpu_workspace_size,
+    .seconds = cpu_seconds,
 };

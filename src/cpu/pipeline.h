@@ -105,8 +105,6 @@ static inline void tria_cpu_lap(tria_worker *worker, tria_part part, double *sta
     worker->seconds[part] += now - *start;
     *start = now;
 }
-/* Seconds of a part, summed over the workers. */
-double tria_cpu_seconds(const tria_cpu_context *c, int32_t part);
 
 /* The steps; each a tria_cpu_job over score jobs or sets. */
 void tria_cpu_score_heads(tria_cpu_context *c, tria_worker *worker, int32_t job);

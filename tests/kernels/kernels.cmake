@@ -9,7 +9,7 @@ enable_language(CXX)
 # 2,000 take about a minute of processor time per warp size; the sanitizers make them many times slower.
 set(_count 2000)
 if(TRIA_SANITIZE)
-    set(_count 150)
+    set(_count 300)
 endif()
 set(TRIA_KERNEL_TESTS ${_count} CACHE STRING "Random configurations per warp size that the kernel tests run")
 set(_cuda ${PROJECT_SOURCE_DIR}/backends/cuda)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # The command's golden lines on the Vulkan backend: what `tria select` and `tria compact` write must be what
-# they write on the CPU, byte for byte.
+# they write on the CPU, byte for byte. And `tria bench` must measure every part.
 #   cli.sh TRIA DATA
 tria=$1
 data=$2
@@ -33,5 +33,14 @@ LINES
     diff -r "$out/cpu" "$out/vulkan" || failed=$((failed + 1))
     rm -rf "$out/cpu" "$out/vulkan"
 done
+report=$("$tria" bench --backend vulkan --shape 2,4,2,32 --rows 300 --repeat 2 --json) || failed=$((failed + 1))
+echo "$report" | python3 -c '
+import json, sys
+report = json.load(sys.stdin)
+parts = [report[part]["seconds"] for part in ("score", "normalise", "select", "compact", "event")]
+sys.exit(report["backend"] != "vulkan" or not min(parts + [report["read_gbps"]]) > 0)' || {
+    echo "bench: not all is measured: $report"
+    failed=$((failed + 1))
+}
 echo "$count lines, $failed failures"
 [ "$failed" -eq 0 ] && [ "$count" -gt 20 ]

@@ -285,6 +285,41 @@ static void test_command_buffer(void **state)
     }
 }
 
+/* The device's clock: each part once it has run, whoever submits. */
+static void test_times(void **state)
+{
+    (void)state;
+    recorder r;
+    tria_error error = {0};
+    double seconds = 0.0;
+    scene_create(&stage, &engine, 300);
+    tria_plan *plan = make_plan(&stage.c, vulkan, &error);
+    assert_non_null(plan);
+    recorder_begin(&r, &engine);
+    tria_vulkan_stream stream = {.struct_size = sizeof(stream), .command_buffer = r.commands};
+    tria_batch batch = batch_of(stage.events, stage.c.n_events, &stream);
+    assert_int_equal(tria_plan_select(plan, &batch, NULL, stage.keep, &error), TRIA_OK);
+    for (int32_t part = TRIA_PART_SCORE; part <= TRIA_PART_COMPACT; part++) {
+        assert_true(tria_plan_seconds(plan, part) == 0.0);
+    }
+    recorder_run(&r, &engine);
+    assert_int_equal(tria_plan_synchronize(plan, &error), TRIA_OK);
+    for (int32_t part = TRIA_PART_SCORE; part <= TRIA_PART_SELECT; part++) {
+        assert_true(tria_plan_seconds(plan, part) > 0.0);
+    }
+    assert_true(tria_plan_seconds(plan, TRIA_PART_COMPACT) == 0.0);
+    batch.stream = NULL;
+    assert_int_equal(tria_plan_compact(plan, &batch, stage.keep, stage.done, &error), TRIA_OK);
+    assert_int_equal(tria_plan_synchronize(plan, &error), TRIA_OK);
+    assert_true(tria_plan_seconds(plan, TRIA_PART_COMPACT) > 0.0);
+    assert_int_equal(tria_device_copy_seconds(vulkan, 1 << 20, &seconds, &error), TRIA_OK);
+    assert_true(seconds > 0.0);
+    assert_int_equal(tria_device_copy_seconds(vulkan, 0, &seconds, &error), TRIA_E_ARGUMENT);
+    recorder_destroy(&r, &engine);
+    tria_plan_destroy(plan);
+    scene_destroy(&stage, &engine);
+}
+
 /* Work waits for the engine's semaphore and signals one; the host waits for neither. */
 static void test_semaphores(void **state)
 {
@@ -666,10 +701,11 @@ static void test_bad_calls(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_command_buffer),     cmocka_unit_test(test_semaphores),
-        cmocka_unit_test(test_split_stages),       cmocka_unit_test(test_threads_and_devices),
-        cmocka_unit_test(test_create_and_destroy), cmocka_unit_test(test_out_of_memory),
-        cmocka_unit_test(test_refusals),           cmocka_unit_test(test_bad_calls),
+        cmocka_unit_test(test_command_buffer),      cmocka_unit_test(test_times),
+        cmocka_unit_test(test_semaphores),          cmocka_unit_test(test_split_stages),
+        cmocka_unit_test(test_threads_and_devices), cmocka_unit_test(test_create_and_destroy),
+        cmocka_unit_test(test_out_of_memory),       cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_bad_calls),
     };
     return cmocka_run_group_tests(tests, open_engine, close_engine);
 }

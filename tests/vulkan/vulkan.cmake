@@ -40,7 +40,13 @@ if(TRIA_VULKAN_LIBRARY)
         set_tests_properties(${NAME} PROPERTIES SKIP_RETURN_CODE 77 ENVIRONMENT "${_plugin}")
     endfunction()
 
+    # the sanitizers slow the host's part down
+    set(_count 300)
+    if(TRIA_SANITIZE)
+        set(_count 60)
+    endif()
     tria_add_vulkan_test(vulkan-random vulkan/test_random.c vulkan/config.c)
+    set_tests_properties(vulkan-random PROPERTIES ENVIRONMENT "${_plugin};TRIA_TEST_COUNT=${_count}")
     tria_add_vulkan_test(vulkan-large vulkan/test_large.c)
     tria_add_vulkan_test(vulkan-streams vulkan/test_streams.c vulkan/config.c)
     add_test(NAME vulkan-random-narrow COMMAND test_vulkan_random)
