@@ -3,7 +3,8 @@
  *
  * What the model writes goes to standard output; a line per eviction and the closing summary go to
  * standard error. Without --prompt it reads one turn per line from standard input. With --teacher it
- * chooses nothing itself: it feeds the tokens of a run that --record wrote down.
+ * chooses nothing itself: it feeds the tokens of a run that --record wrote down. Ctrl-C ends a turn, a
+ * second one the program.
  */
 #include "args.h"
 #include "engine.h"
@@ -12,6 +13,7 @@
 #include "observer.h"
 #include "tokens.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,6 +46,28 @@ typedef struct session {
     FILE *record;        /* or NULL */
     tria_trace *trace;   /* or NULL */
 } session;
+
+static volatile sig_atomic_t interrupted;
+
+static void on_interrupt(int number)
+{
+    (void)number;
+    interrupted = 1;
+}
+
+/* llama.cpp asks this while it decodes. */
+static bool is_interrupted(void *context)
+{
+    (void)context;
+    return interrupted != 0;
+}
+
+static void catch_interrupt(void)
+{
+    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND};
+    interrupted = 0;
+    sigaction(SIGINT, &action, NULL);
+}
 
 static void on_eviction(void *context, const host_eviction *eviction)
 {
@@ -106,19 +130,30 @@ static llama_token *turn_tokens(const options *o, const engine *e, const char *t
     return tokens;
 }
 
-static void feed_prompt(const session *s, const llama_token *tokens, int32_t n)
+/* False when Ctrl-C cancelled it: as much of the prompt as was written is taken back. */
+static bool feed_prompt(const session *s, const llama_token *tokens, int32_t n)
 {
     tria_error error;
-    if (host_prompt(s->host, tokens, n, &error) != TRIA_OK) {
+    host_stats before;
+    host_stats after;
+    host_get_stats(s->host, &before);
+    tria_status status = host_prompt(s->host, tokens, n, &error);
+    const bool cancelled = status == TRIA_E_CANCELLED;
+    if (cancelled) {
+        host_get_stats(s->host, &after);
+        status = host_rollback(s->host, (int32_t)(after.t - before.t), &error);
+    }
+    if (status != TRIA_OK) {
         die(EXIT_FAILED, "%s", error.message);
     }
-    if (s->record != NULL) {
+    if (!cancelled && s->record != NULL) {
         tokens_write_prompt(s->record, tokens, n);
     }
+    return !cancelled;
 }
 
-/* Shows a token and decodes it. */
-static void feed(const session *s, llama_token token)
+/* Shows a token and decodes it; false when Ctrl-C cancelled that. */
+static bool feed(const session *s, llama_token token)
 {
     char piece[256];
     const int32_t length = llama_token_to_piece(s->engine->vocab, token, piece, sizeof(piece), 0, false);
@@ -127,13 +162,15 @@ static void feed(const session *s, llama_token token)
         fflush(stdout);
     }
     tria_error error;
-    if (host_decode(s->host, token, &error) != TRIA_OK) {
+    const tria_status status = host_decode(s->host, token, &error);
+    if (status != TRIA_OK && status != TRIA_E_CANCELLED) {
         putchar('\n');
         die(EXIT_FAILED, "%s", error.message);
     }
-    if (s->record != NULL) {
+    if (status == TRIA_OK && s->record != NULL) {
         tokens_write(s->record, token);
     }
+    return status == TRIA_OK;
 }
 
 /* The dump that was asked for is there. */
@@ -142,38 +179,65 @@ static bool is_done(const session *s)
     return s->trace != NULL && tria_trace_done(s->trace);
 }
 
-/* One turn: the prompt, then up to n_predict tokens. */
-static void run_turn(const session *s, const char *text, bool first)
+/* Up to n_predict tokens; false when it was cancelled. */
+static bool generate(const session *s)
 {
     const options *o = s->options;
-    int32_t n_tokens = 0;
-    llama_token *tokens = turn_tokens(o, s->engine, text, first, &n_tokens);
-    feed_prompt(s, tokens, n_tokens);
-    free(tokens);
     for (int32_t i = 0; i < o->n_predict && !is_done(s); i++) {
         const llama_token token = llama_sampler_sample(s->sampler, s->engine->context, -1);
         const bool ends = llama_vocab_is_eog(s->engine->vocab, token) && !o->ignore_eos;
-        if (!ends || !o->raw) {
-            feed(s, token); /* the end of a turn belongs to the conversation */
+        /* The end of a turn belongs to the conversation. */
+        if ((!ends || !o->raw) && !feed(s, token)) {
+            return false;
         }
         if (ends) {
             break;
         }
     }
+    return true;
+}
+
+static void end_turn(bool complete)
+{
     putchar('\n');
+    fflush(stdout);
+    if (!complete) {
+        fputs("[cancelled]\n", stderr);
+    }
+}
+
+static void run_turn(const session *s, const char *text)
+{
+    host_stats stats;
+    int32_t n_tokens = 0;
+    host_get_stats(s->host, &stats);
+    llama_token *tokens = turn_tokens(s->options, s->engine, text, stats.t == 0, &n_tokens);
+    catch_interrupt();
+    end_turn(feed_prompt(s, tokens, n_tokens) && generate(s));
+    free(tokens);
+}
+
+static bool feed_turn(const session *s, const token_turn *turn)
+{
+    if (!feed_prompt(s, s->script.tokens + turn->begin, turn->decoded - turn->begin)) {
+        return false;
+    }
+    for (int32_t i = turn->decoded; i < turn->end && !is_done(s); i++) {
+        if (!feed(s, s->script.tokens[i])) {
+            return false;
+        }
+    }
+    return true;
 }
 
 /* Each recorded token once: prompts as prompts, the others one by one. */
 static void run_recorded(const session *s)
 {
-    const token_script *script = &s->script;
-    for (int32_t t = 0; t < script->n_turns && !is_done(s); t++) {
-        const token_turn *turn = &script->turns[t];
-        feed_prompt(s, script->tokens + turn->begin, turn->decoded - turn->begin);
-        for (int32_t i = turn->decoded; i < turn->end && !is_done(s); i++) {
-            feed(s, script->tokens[i]);
-        }
-        putchar('\n');
+    bool complete = true;
+    catch_interrupt();
+    for (int32_t t = 0; complete && t < s->script.n_turns && !is_done(s); t++) {
+        complete = feed_turn(s, &s->script.turns[t]);
+        end_turn(complete);
     }
 }
 
@@ -206,11 +270,9 @@ static char *read_line(void)
 
 static void run_input(const session *s)
 {
-    bool first = true;
     for (char *line = read_line(); line != NULL; line = is_done(s) ? NULL : read_line()) {
         if (*line != '\0') {
-            run_turn(s, line, first);
-            first = false;
+            run_turn(s, line);
         }
         free(line);
     }
@@ -221,7 +283,7 @@ static void run(const session *s)
     if (s->script.n_turns > 0) {
         run_recorded(s);
     } else if (s->options->prompt != NULL) {
-        run_turn(s, s->options->prompt, true);
+        run_turn(s, s->options->prompt);
     } else {
         run_input(s);
     }
@@ -287,7 +349,7 @@ static void check(const options *o, int32_t policy, int32_t mode)
 int main(int argc, char **argv)
 {
     options o = {
-        .open = {.interval = 128, .n_recent = 64, .n_sink = 4, .seed = 1},
+        .open = {.interval = 128, .n_recent = 64, .n_sink = 4, .seed = 1, .abort = is_interrupted},
         .policy = "tria",
         .mode = "union",
         .cells = 512,
