@@ -165,7 +165,7 @@ static tria_status cpu_compact(void *context, const tria_v1_event *events, int32
     return status;
 }
 
-enum { N_SHARED = 15, N_WORKER = 17 };
+enum { N_SHARED = 15, N_WORKER = 18 };
 
 static void list_shared(tria_cpu_context *c, tria_array specs[N_SHARED])
 {
@@ -212,6 +212,7 @@ static void list_worker(const tria_cpu_context *c, tria_worker *w, tria_array sp
         {(void **)&w->terms, heads, sizeof(float *)},
         {(void **)&w->new_terms, heads, sizeof(float *)},
         {(void **)&w->content, heads, sizeof(float *)},
+        {(void **)&w->has_content, heads, sizeof(uint8_t)},
         {(void **)&w->moments, heads, sizeof(tria_moments)},
         {(void **)&w->scales, heads, sizeof(tria_head_scale)},
         {(void **)&w->jobs, slots, sizeof(tria_score_job)},

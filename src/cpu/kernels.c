@@ -151,6 +151,7 @@ typedef struct prepared {
     int32_t decode_dim; /* leading dims a decoded row has */
     float *row;         /* one decoded row, stored order */
     float *block;       /* TRIA_ROW_BLOCK decoded rows: real, imaginary, content */
+    int64_t block_stride;
     float *best;        /* [n_heads][TRIA_ROW_BLOCK], offsets other than the first */
     float **best_heads;
     const float *no_lin; /* zeros as long as one vector */
@@ -175,12 +176,13 @@ static size_t prepared_bytes(int32_t n_jobs)
 static size_t job_scratch(int32_t dim, int32_t n_heads, int32_t n_lin)
 {
     size_t vector = vector_floats(dim), heads = (size_t)n_heads;
-    size_t floats = heads * (size_t)n_lin * vector /* lin */
-                    + heads * vector               /* mag */
-                    + vector                       /* no_lin */
-                    + vector                       /* row */
-                    + TRIA_ROW_BLOCK * vector      /* block */
-                    + heads * TRIA_ROW_BLOCK;      /* best */
+    size_t weights = vector * TRIA_MAX_REPEAT;
+    size_t floats = heads * (size_t)n_lin * weights /* lin */
+                    + heads * weights               /* mag */
+                    + weights                       /* no_lin */
+                    + vector                        /* row */
+                    + TRIA_ROW_BLOCK * vector       /* block */
+                    + heads * TRIA_ROW_BLOCK;       /* best */
     return (floats * sizeof(float) + heads * sizeof(float *) + 63) / 64 * 64;
 }
 
@@ -292,23 +294,36 @@ static bool read_directly(const tria_score_job *job, prepared *p)
            behind % TRIA_LANES == 0;
 }
 
+/* Weights as the loops load them, in place: every `dims` of them for each row that a vector holds. */
+static void repeat_weights(const tria_cpu_kernels *kernels, float *weights, int32_t n)
+{
+    const int32_t dims = kernels->dims;
+    for (int32_t from = n - dims; from >= 0 && kernels->repeat > 1; from -= dims) {
+        for (int32_t r = 0; r < kernels->repeat; r++) {
+            memmove(weights + from * kernels->repeat + r * dims, weights + from, (size_t)dims * sizeof(float));
+        }
+    }
+}
+
 /* Returns the bytes of scratch it took. */
-static size_t prepare(const tria_score_job *job, void *scratch, prepared *p)
+static size_t prepare(const tria_cpu_kernels *kernels, const tria_score_job *job, void *scratch,
+                      prepared *p)
 {
     tria_score_span *span = &p->span;
     int32_t dim = job->rows->tensor->dim;
-    size_t vector = vector_floats(dim);
+    size_t vector = vector_floats(dim), weights = vector * (size_t)kernels->repeat;
     size_t n_vectors = (size_t)job->n_heads * (size_t)job->n_lin;
     float *lin = scratch;
-    float *mag = lin + n_vectors * vector;
-    float *no_lin = mag + (size_t)job->n_heads * vector;
+    float *mag = lin + n_vectors * weights;
+    float *no_lin = mag + (size_t)job->n_heads * weights;
 
     memset(p, 0, sizeof(*p));
     p->job = job;
     p->direct = read_directly(job, p);
     p->decode_dim = job->k_state == TRIA_K_HADAMARD ? dim : job->head_dim;
-    p->row = no_lin + vector;
+    p->row = no_lin + weights;
     p->block = p->row + vector;
+    p->block_stride = (int64_t)vector;
     p->best = p->block + TRIA_ROW_BLOCK * vector;
     p->best_heads = (float **)(void *)(p->best + (size_t)job->n_heads * TRIA_ROW_BLOCK);
     p->no_lin = no_lin;
@@ -316,8 +331,11 @@ static size_t prepare(const tria_score_job *job, void *scratch, prepared *p)
     span->n_freq = round_lanes(job->rotary_dim / 2);
     span->n_heads = job->n_heads;
     span->lin = lin;
-    span->lin_stride = (int64_t)vector;
+    span->lin_stride = (int64_t)weights;
     span->mag = mag;
+    span->mag_stride = (int64_t)weights;
+    span->terms = job->terms;
+    span->out = job->out;
     if (p->direct) {
         span->rotary_begin = job->rotary_offset;
         span->content_count[0] = job->rotary_offset;
@@ -336,17 +354,20 @@ static size_t prepare(const tria_score_job *job, void *scratch, prepared *p)
             tria_hadamard_undo_f32(p->row, dim, job->hadamard_size, job->hadamard_signs);
             stored = p->row;
         }
-        to_planes(job, span, stored, lin + v * vector);
+        to_planes(job, span, stored, lin + v * weights);
+        repeat_weights(kernels, lin + v * weights,
+                       2 * span->n_freq + round_lanes(job->head_dim - job->rotary_dim));
     }
     if (job->mag != NULL) {
         for (int32_t h = 0; h < job->n_heads; h++) {
-            float *padded = mag + (int64_t)h * span->n_freq;
+            float *padded = mag + h * span->mag_stride;
             memset(padded, 0, (size_t)span->n_freq * sizeof(float));
             memcpy(padded, job->mag[h], (size_t)(job->rotary_dim / 2) * sizeof(float));
+            repeat_weights(kernels, padded, span->n_freq);
         }
     }
     if (job->n_lin > 1) {
-        memset(no_lin, 0, vector * sizeof(float));
+        memset(no_lin, 0, weights * sizeof(float));
         for (int32_t h = 0; h < job->n_heads; h++) {
             p->best_heads[h] = p->best + (size_t)h * TRIA_ROW_BLOCK;
         }
@@ -386,8 +407,8 @@ static void score_offsets(const tria_cpu_kernels *kernels, const prepared *p, co
         for (int32_t o = 1; o < job->n_lin; o++) {
             span.lin += rows->lin_stride;
             score[interleaved][0](&span);
-            for (int32_t h = 0; h < job->n_heads; h++) {
-                keep_larger(job->out[h] + first, p->best_heads[h], span.n_rows);
+            for (int32_t h = 0; h < rows->n_heads; h++) {
+                keep_larger(rows->out[h] + first, p->best_heads[h], span.n_rows);
             }
         }
         if (job->mag != NULL) {
@@ -395,10 +416,10 @@ static void score_offsets(const tria_cpu_kernels *kernels, const prepared *p, co
             span.lin_stride = 0;
             score[interleaved][1](&span);
         }
-        for (int32_t h = 0; h < job->n_heads; h++) {
+        for (int32_t h = 0; h < rows->n_heads; h++) {
             for (int32_t i = 0; i < span.n_rows; i++) {
-                job->out[h][first + i] += (job->mag != NULL ? p->best_heads[h][i] : 0.0f) +
-                                          (job->terms != NULL ? job->terms[h][first + i] : 0.0f);
+                rows->out[h][first + i] += (job->mag != NULL ? p->best_heads[h][i] : 0.0f) +
+                                           (rows->terms != NULL ? rows->terms[h][first + i] : 0.0f);
             }
         }
     }
@@ -436,8 +457,6 @@ static void score_even_rows(const tria_cpu_kernels *kernels, const prepared *p, 
     span.row_stride = tensor->token_stride;
     span.n_rows = n;
     span.first = first;
-    span.out = p->job->out;
-    span.terms = p->job->terms;
     if (rows->page_table == NULL) {
         span.prefetch = HEAD_CHUNK * span.row_stride;
     } else if (first + n < p->job->n_rows) {
@@ -460,7 +479,7 @@ static void score_even_rows(const tria_cpu_kernels *kernels, const prepared *p, 
 static void score_decoded_rows(const tria_cpu_kernels *kernels, const prepared *p, int32_t first, int32_t n)
 {
     tria_score_span span = p->span;
-    int64_t stride = span.lin_stride;
+    int64_t stride = p->block_stride;
     for (int32_t i = 0; i < n; i++) {
         decode_row(p, p->job->first_row + first + i, p->block + i * stride);
     }
@@ -468,8 +487,6 @@ static void score_decoded_rows(const tria_cpu_kernels *kernels, const prepared *
     span.row_stride = stride * (int64_t)sizeof(float);
     span.n_rows = n;
     span.first = first;
-    span.out = p->job->out;
-    span.terms = p->job->terms;
     score_span(kernels, p, &span);
 }
 
@@ -499,6 +516,29 @@ static void score_range(const tria_cpu_kernels *kernels, const prepared *p, int3
     }
 }
 
+/* The same, heads with and without content terms apart. */
+static void score_heads(const tria_cpu_kernels *kernels, const prepared *all, int32_t first, int32_t end)
+{
+    const tria_score_job *job = all->job;
+    const uint8_t *has = job->has_content;
+    for (int32_t h = 0, next; h < job->n_heads; h = next) {
+        next = h + 1;
+        while (next < job->n_heads && (has == NULL || has[next] == has[h])) {
+            next++;
+        }
+        prepared part = *all;
+        part.span.n_heads = next - h;
+        part.span.lin += h * job->n_lin * part.span.lin_stride;
+        part.span.mag += h * part.span.mag_stride;
+        part.span.out += h;
+        part.span.terms = job->terms != NULL ? job->terms + h : NULL;
+        if (has != NULL && !has[h]) {
+            memset(part.span.content_count, 0, sizeof(part.span.content_count));
+        }
+        score_range(kernels, &part, first, end);
+    }
+}
+
 static int32_t smaller(int32_t a, int32_t b)
 {
     return a < b ? a : b;
@@ -511,7 +551,7 @@ void tria_score_rows(const tria_cpu_kernels *kernels, const tria_score_job *jobs
     unsigned char *next = (unsigned char *)scratch + prepared_bytes(n_jobs);
     int32_t longest = 0;
     for (int32_t j = 0; j < n_jobs; j++) {
-        next += prepare(&jobs[j], next, &all[j]);
+        next += prepare(kernels, &jobs[j], next, &all[j]);
         longest = jobs[j].n_rows > longest ? jobs[j].n_rows : longest;
         for (int32_t h = 0; jobs[j].moments != NULL && h < jobs[j].n_heads; h++) {
             jobs[j].moments[h] = (tria_moments){0.0, 0.0, 0};
@@ -520,7 +560,7 @@ void tria_score_rows(const tria_cpu_kernels *kernels, const tria_score_job *jobs
     for (int32_t chunk = 0; chunk < longest; chunk += MOMENTS_CHUNK) {
         for (int32_t first = chunk; first < smaller(longest, chunk + MOMENTS_CHUNK); first += HEAD_CHUNK) {
             for (int32_t j = 0; j < n_jobs; j++) {
-                score_range(kernels, &all[j], first, smaller(jobs[j].n_rows, first + HEAD_CHUNK));
+                score_heads(kernels, &all[j], first, smaller(jobs[j].n_rows, first + HEAD_CHUNK));
             }
         }
         for (int32_t j = 0; j < n_jobs; j++) {

@@ -57,8 +57,10 @@ typedef struct tria_score_job {
     const float *const *lin;   /* [n_heads] of [n_lin][rows->tensor->dim] */
     const float *const *mag;   /* [n_heads] of [rotary_dim / 2]; NULL: no magnitudes */
     const float *const *terms; /* [n_heads] of [n_rows], added; NULL: none */
-    float *const *out;         /* [n_heads] of [n_rows] */
-    tria_moments *moments;     /* [n_heads] of all rows of the job, or NULL */
+    /* [n_heads] 0: dims outside the rotary slice do not enter, whatever they hold; NULL: they do */
+    const uint8_t *has_content;
+    float *const *out;     /* [n_heads] of [n_rows] */
+    tria_moments *moments; /* [n_heads] of all rows of the job, or NULL */
 } tria_score_job;
 
 /* Bytes of scratch (64-byte aligned) for `n_jobs` with at most these numbers each; `dim` as stored. */

@@ -138,10 +138,6 @@ static inline vf load_f32(const void *from)
 {
     return vf_load(from);
 }
-static inline vf load_weights(const float *from)
-{
-    return vf_load(from);
-}
 static inline vf spread_scales(const float *scales, int v)
 {
     return vf_set1(scales[v]);

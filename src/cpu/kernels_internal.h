@@ -11,6 +11,9 @@
 /* Rows a span's caller prepares at a time when it cannot hand over the cache itself. */
 #define TRIA_ROW_BLOCK 16
 
+/* Rows that one vector of any kernel holds. */
+#define TRIA_MAX_REPEAT 2
+
 /* Blocks of a q8_0 row whose scales a tile has room for; longer rows are decoded first. */
 #define TRIA_MAX_BLOCKS 32
 
@@ -55,9 +58,11 @@ typedef struct tria_score_span {
     int32_t content_begin[2]; /* the runs of dims before and behind the rotary slice */
     int32_t content_count[2];
     int32_t n_heads;
+    /* Every `dims` of the weights stand there `repeat` times, see tria_cpu_kernels. */
     const float *lin; /* [n_heads] of real [n_freq], imaginary [n_freq], content */
     int64_t lin_stride;
-    const float *mag;          /* [n_heads][n_freq] */
+    const float *mag; /* [n_heads] of [n_freq] */
+    int64_t mag_stride;
     const float *const *terms; /* as in tria_score_job */
     float *const *out;
     int32_t first; /* index of the first row in terms and out */
@@ -68,6 +73,8 @@ typedef void (*tria_span_kernel)(const tria_score_span *span);
 struct tria_cpu_kernels {
     const char *name;
     int32_t features;
+    int32_t dims;   /* of a row that a vector holds, */
+    int32_t repeat; /* and of how many rows */
     /* [source][interleaved][with magnitudes] */
     tria_span_kernel score[TRIA_SOURCE_COUNT][2][2];
     /* Of the finite ones: their number and sum; then the sums of x - mean and its square. */

@@ -9,17 +9,18 @@
  *   mask_of_zeros(pointer): bits of the LANES bytes that are 0
  *   scalar_f16(pointer)
  *   load_f32 load_f16 load_bf16 load_i8 load_fp8(ROWS_AT(offset)): DIMS elements of each row of a vector
- *   load_weights(pointer): DIMS weights for each row of a vector; spread_scales(scales, v)
+ *   spread_scales(scales, v)
  *   vf_deinterleave(a, b, &even, &odd), reduce_tile(acc, n_heads, out): out[head][row] = sums
  *
  * A vector holds TILE_ROWS / TILE_VECTORS rows, the fewer dims of each (DIMS), the cheaper the sums over
  * lanes at the end: vector v of a tile is row v, or rows v and v + TILE_VECTORS. A weight, once loaded,
- * serves all rows of a tile. A tile's last row is repeated when there are too few, so every row goes
- * through the same instructions.
+ * serves all rows of a tile. Weights come repeated for each row of a vector, to be loaded as they are. A
+ * tile's last row is repeated when there are too few, so every row goes through the same instructions.
  */
 #define TILE_HEADS 4
 #define LANE_MASK ((1u << LANES) - 1u)
 #define DIMS (LANES * TILE_VECTORS / TILE_ROWS)
+#define REPEAT (LANES / DIMS)
 
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
@@ -69,7 +70,7 @@ INLINE void NAME(load_pair)(const tria_score_span *span, const NAME(tile_rows) *
 /* Adds the product of DIMS dims of each row with a head's weights. */
 INLINE void NAME(accumulate)(vf *acc, const vf *x, const float *weights)
 {
-    vf w = load_weights(weights);
+    vf w = vf_load(weights);
     UNROLL
     for (int v = 0; v < TILE_VECTORS; v++) {
         acc[v] = vf_fma(x[v], w, acc[v]);
@@ -81,7 +82,7 @@ INLINE void NAME(tile)(const tria_score_span *span, const NAME(tile_rows) * tile
                        int source, bool interleaved, bool with_mag, int n_heads, float *out)
 {
     const float *lin = span->lin + first_head * span->lin_stride;
-    const float *mag = with_mag ? span->mag + (int64_t)first_head * span->n_freq : NULL;
+    const float *mag = with_mag ? span->mag + first_head * span->mag_stride : NULL;
     vf acc[TILE_HEADS][TILE_VECTORS];
     UNROLL
     for (int h = 0; h < TILE_HEADS; h++) {
@@ -103,18 +104,18 @@ INLINE void NAME(tile)(const tria_score_span *span, const NAME(tile_rows) * tile
         }
         UNROLL
         for (int h = 0; h < n_heads; h++) {
-            NAME(accumulate)(acc[h], real, lin + h * span->lin_stride + f);
+            NAME(accumulate)(acc[h], real, lin + h * span->lin_stride + f * REPEAT);
         }
         UNROLL
         for (int h = 0; h < n_heads; h++) {
-            NAME(accumulate)(acc[h], imag, lin + h * span->lin_stride + span->n_freq + f);
+            NAME(accumulate)(acc[h], imag, lin + h * span->lin_stride + (span->n_freq + f) * REPEAT);
         }
         UNROLL
         for (int h = 0; h < n_heads && with_mag; h++) {
-            NAME(accumulate)(acc[h], magnitude, mag + (int64_t)h * span->n_freq + f);
+            NAME(accumulate)(acc[h], magnitude, mag + h * span->mag_stride + f * REPEAT);
         }
     }
-    lin += 2 * (int64_t)span->n_freq;
+    lin += 2 * (int64_t)span->n_freq * REPEAT;
     UNROLL
     for (int run = 0; run < 2; run++) {
         for (int32_t d = 0; d < span->content_count[run]; d += DIMS) {
@@ -125,10 +126,10 @@ INLINE void NAME(tile)(const tria_score_span *span, const NAME(tile_rows) * tile
             }
             UNROLL
             for (int h = 0; h < n_heads; h++) {
-                NAME(accumulate)(acc[h], x, lin + h * span->lin_stride + d);
+                NAME(accumulate)(acc[h], x, lin + h * span->lin_stride + d * REPEAT);
             }
         }
-        lin += span->content_count[run];
+        lin += (int64_t)span->content_count[run] * REPEAT;
     }
     reduce_tile(acc, n_heads, out);
 }
@@ -198,18 +199,15 @@ INLINE void NAME(tile_heads)(const tria_score_span *span, int32_t first_row, int
     }
     for (int h = 0; h < n_heads; h++) {
         int64_t index = (int64_t)span->first + first_row;
-        float *to = span->out[first_head + h] + index;
-        const float *scores = out + h * TILE_ROWS;
+        float *scores = out + h * TILE_ROWS;
         if (span->terms != NULL) {
-            const float *terms = span->terms[first_head + h] + index;
-            for (int r = 0; r < n_rows; r++) {
-                to[r] = scores[r] + terms[r];
+            float terms[TILE_ROWS] = {0};
+            memcpy(terms, span->terms[first_head + h] + index, (size_t)n_rows * sizeof(float));
+            for (int r = 0; r < TILE_ROWS; r++) {
+                scores[r] += terms[r];
             }
-        } else if (n_rows == TILE_ROWS) {
-            memcpy(to, scores, TILE_ROWS * sizeof(float));
-        } else {
-            memcpy(to, scores, (size_t)n_rows * sizeof(float));
         }
+        memcpy(span->out[first_head + h] + index, scores, (size_t)n_rows * sizeof(float));
     }
 }
 
@@ -412,6 +410,8 @@ static TARGET int32_t NAME(emit)(const float *scores, const uint8_t *is_protecte
 const tria_cpu_kernels NAME(tria_cpu_kernels) = {
     KERNELS_NAME,
     KERNELS_FEATURES,
+    DIMS,
+    REPEAT,
     {SPAN_ENTRY(score_f32), SPAN_ENTRY(score_f16), SPAN_ENTRY(score_bf16), SPAN_ENTRY(score_q8_0),
      SPAN_ENTRY(score_int8), SPAN_ENTRY(score_fp8)},
     NAME(sum),

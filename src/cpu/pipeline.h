@@ -26,6 +26,7 @@ typedef struct tria_worker {
     float **terms;           /* [max_job_heads] kept terms */
     float **new_terms;       /* [max_job_heads] from the first row whose terms are not known */
     const float **content;   /* [max_job_heads] */
+    uint8_t *has_content;    /* [max_job_heads] */
     tria_moments *moments;   /* [max_job_heads] */
     tria_head_scale *scales; /* [max_job_heads] */
     tria_score_job *jobs;    /* [max_job_slots] */

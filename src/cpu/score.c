@@ -179,6 +179,7 @@ static int32_t open_slot(tria_cpu_context *c, tria_worker *w, int32_t slot, int3
             w->lin[h] = c->lin + query->lin_offset;
             w->mag[h] = plan->mag + query->mag_offset;
             w->content[h] = c->content + query->lin_offset;
+            w->has_content[h] = query->content_mean != NULL;
             w->terms[h] = event->terms != NULL ? tria_terms_of(event->terms, g) : NULL;
             n_heads++;
         } else if (scores != NULL && scores->raw != NULL) {
@@ -208,6 +209,7 @@ static int32_t open_slot(tria_cpu_context *c, tria_worker *w, int32_t slot, int3
         .lin = w->lin + first,
         .mag = event->terms == NULL ? w->mag + first : NULL,
         .terms = event->terms != NULL ? (const float *const *)w->terms + first : NULL,
+        .has_content = w->has_content + first,
         .out = w->out + first,
         .moments = w->moments + first,
     };

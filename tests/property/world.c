@@ -254,13 +254,14 @@ static void spoil(world *w)
             if (chance(w, 40)) {
                 memset(row, 0, bytes);
             }
-            /* in the rotary part: what content dimensions hold only matters where they are calibrated */
+            /* anywhere: what content dimensions hold only matters where they are calibrated */
+            const int32_t dim = world_below(w, w->geometry[l].head_dim);
             if (chance(w, 60) && w->dtype == TRIA_DTYPE_F32) {
                 const uint32_t bad = chance(w, 2) ? 0x7fc00000 : 0xff800000;
-                memcpy(row + w->geometry[l].rotary_offset * 4, &bad, sizeof(bad));
+                memcpy(row + dim * 4, &bad, sizeof(bad));
             }
             if (chance(w, 60) && w->dtype == TRIA_DTYPE_F16) {
-                store_u16(row + w->geometry[l].rotary_offset * 2, 0x7c01);
+                store_u16(row + dim * 2, 0x7c01);
             }
             for (int32_t i = 0; i < w->n_rows && chance(w, 200); i++) { /* a constant head */
                 memmove(row_at(w, l, h, i), row_at(w, l, h, 0), bytes);

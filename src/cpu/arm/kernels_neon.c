@@ -132,10 +132,6 @@ OP vf load_f32(const void *from)
 {
     return vf_load(from);
 }
-OP vf load_weights(const float *from)
-{
-    return vf_load(from);
-}
 OP vf spread_scales(const float *scales, int v)
 {
     return vf_set1(scales[v]);

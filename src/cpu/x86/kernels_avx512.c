@@ -122,10 +122,6 @@ OP vf load_fp8(const void *a, const void *b, const tria_fp8_format *format)
     __m256i half = _mm256_or_si256(sign, rest);
     return _mm512_cvtph_ps(_mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7e00)));
 }
-OP vf load_weights(const float *from)
-{
-    return _mm512_broadcast_f32x8(_mm256_loadu_ps(from));
-}
 OP vf spread_scales(const float *scales, int v)
 {
     return _mm512_mask_mov_ps(vf_set1(scales[v]), 0xff00, vf_set1(scales[v + TILE_VECTORS]));
