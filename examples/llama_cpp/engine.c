@@ -73,7 +73,7 @@ tria_status engine_open(engine *e, const engine_params *params, tria_error *erro
     context_params.n_seq_max = (uint32_t)e->n_sequences;
     context_params.kv_unified = e->shared_cells;
     context_params.n_batch = 512;
-    context_params.n_ubatch = 512;
+    context_params.n_ubatch = params->graph_tokens > 0 ? (uint32_t)params->graph_tokens : 512;
     context_params.n_threads = n_threads;
     context_params.n_threads_batch = n_threads;
     context_params.cb_eval = params->callback;

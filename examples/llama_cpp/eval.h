@@ -42,6 +42,7 @@ typedef struct eval_options {
     tria_trace *trace;   /* or NULL: where every eviction by scores is written */
     int32_t n_sequences; /* as in engine_params */
     bool shared_cells;
+    int32_t graph_tokens;
     ggml_abort_callback abort;
     void *abort_context;
 } eval_options;

@@ -263,6 +263,21 @@ static void decode_until_eviction(engine *e, host *h)
     CHECK(run.n_evictions == 1 && h->rows == BUDGET);
 }
 
+/* Between the shift and the next decode keys and positions do not agree: nothing may be scored. */
+static void test_no_scores_before_rotation(host *h, prompt_tokens p)
+{
+    tria_error error;
+    OK(host_prompt_only(h, p.tokens, p.n, &error));
+    CHECK(h->rows > BUDGET + INTERVAL + 8);
+    const int32_t n_evictions = h->stats.n_evictions;
+    OK(host_shift(h, 1, 3, &error));
+    OK(host_evict_if_due(h, &error));
+    CHECK(h->stats.n_evictions == n_evictions && h->rows > BUDGET + INTERVAL);
+    OK(host_decode(h, p.tokens[0], &error));
+    CHECK(h->stats.n_evictions == n_evictions + 1 && h->rows == BUDGET);
+    test_consistent(h);
+}
+
 static void test_shift(const eval_options *options)
 {
     tria_error error;
@@ -285,6 +300,7 @@ static void test_shift(const eval_options *options)
     test_shifted_keys(a, b, p.tokens, 8, 20);
     decode_until_eviction(e, a);
     test_shift_with_holes(a, 10, 30);
+    test_no_scores_before_rotation(a, p);
     decode_until_eviction(e, a);
 
     /* Cut or shifted without the host's knowledge: said at once, nothing is evicted by wrong positions. */
