@@ -1,33 +1,53 @@
 /*
  * calibration_tria5.c - our own format, version 5 of `.tria`: reads and writes it.
  *
- * All numbers little-endian, nothing aligned beyond 4 bytes.
- *
- *   header, 64 bytes
- *      0  u32  0x54524941                 readers of versions 1 to 4 stop at the version
- *      4  u32  5
- *      8  u32  n_layers
- *     12  u32  n_q_heads                  largest over the layers, as the next three: for tools that only
- *     16  u32  n_kv_heads                 print a header
- *     20  u32  head_dim
- *     24  u32  freq_count
- *     28  f32  rope_theta                 rounded; the exact ones are in the layers
- *     32  f32  attn_scale
- *     36  u32  flags                      bit 0: presence is explicit, bit 1: geometry is, bit 2: style is
- * (what the file this one was converted from did not say stays known as a guess) 40  u32  capture_point
- * tria_capture_point 44  u32  0 48  u64  body size                  file size - 64 56  u32  CRC-32C of the
- * body 60  u32  CRC-32C of bytes 0 to 59 body f64 rope_theta; four texts, each u32 length and that many
- * bytes without a zero: model name, fingerprint, provenance, default policy; zeros to a multiple of 4 from
- * the body's start; then per layer u32  n_q_heads, n_kv_heads, head_dim, rotary_dim, rotary_offset,
- * rope_style, i32 kv_source, u32 window f64  rope_theta                   0: not known u64  n_tokens f32
- * budget_scale u32  flags                        bit 0: inv_freq follows, bit 1: freq_scale_sq follows f64
- * inv_freq[F], freq_scale_sq[F]        F = rotary_dim / 2 u32  presence[(n_q_heads + 31) / 32]      bit h %
- * 32 of word h / 32: head h is calibrated u32  content[(n_q_heads + 31) / 32]       likewise: it has
- * content statistics per head present, ascending: f32 q_mean_real[F], q_mean_imag[F], q_abs_mean[F], r[F]
- * and, with content, content_mean[head_dim - rotary_dim], content_abs[likewise]. r is the concentration
- * |q_mean| / q_abs_mean or what the file this one was converted from had in its place; readers do not use
- * it. A layer without attention has n_q_heads 0 and ends after its flags. n_kv_heads 0: not known.
+ * All numbers little-endian, nothing aligned beyond 4 bytes. A test vector: test_5_vector() in
+ * tests/calibration/test_roundtrip.c.
  */
+// clang-format off
+/*
+ * header, 64 bytes
+ *    0  u32  0x54524941       readers of versions 1 to 4 stop at the version
+ *    4  u32  5
+ *    8  u32  n_layers
+ *   12  u32  n_q_heads        largest over the layers, as the next three: for tools that only print a header
+ *   16  u32  n_kv_heads
+ *   20  u32  head_dim
+ *   24  u32  freq_count
+ *   28  f32  rope_theta       rounded; the exact ones are in the layers
+ *   32  f32  attn_scale
+ *   36  u32  flags            bit 0: presence is explicit, bit 1: geometry is, bit 2: style is (what the file
+ *                             this one was converted from did not say stays known as a guess)
+ *   40  u32  capture_point    tria_capture_point
+ *   44  u32  0
+ *   48  u64  body size        file size - 64
+ *   56  u32  CRC-32C of the body
+ *   60  u32  CRC-32C of bytes 0 to 59
+ *
+ * body
+ *       f64  rope_theta
+ *            four texts, each u32 length and that many bytes without a zero: model name, fingerprint,
+ *            provenance, default policy; then zeros to a multiple of 4 from the body's start
+ *            then per layer
+ *       u32  n_q_heads, n_kv_heads, head_dim, rotary_dim, rotary_offset, rope_style
+ *       i32  kv_source
+ *       u32  window
+ *       f64  rope_theta       0: not known
+ *       u64  n_tokens
+ *       f32  budget_scale
+ *       u32  flags            bit 0: inv_freq follows, bit 1: freq_scale_sq follows
+ *       f64  inv_freq[F], freq_scale_sq[F]         F = rotary_dim / 2
+ *       u32  presence[(n_q_heads + 31) / 32]       bit h % 32 of word h / 32: head h is calibrated
+ *       u32  content[(n_q_heads + 31) / 32]        likewise: it has content statistics
+ *            per head present, ascending
+ *       f32  q_mean_real[F], q_mean_imag[F], q_abs_mean[F], r[F]
+ *       f32  content_mean[head_dim - rotary_dim], content_abs[likewise]      with content
+ *
+ * r is the concentration |q_mean| / q_abs_mean or what the file this one was converted from had in its place;
+ * readers do not use it. A layer without attention has n_q_heads 0 and ends after its flags. n_kv_heads 0: not
+ * known.
+ */
+// clang-format on
 #include "calibration_internal.h"
 #include "crc32c.h"
 
@@ -39,6 +59,7 @@ enum {
     FLAG_PRESENCE = 1,
     FLAG_GEOMETRY = 2,
     FLAG_STYLE = 4,
+    KNOWN_FLAGS = FLAG_PRESENCE | FLAG_GEOMETRY | FLAG_STYLE,
     FLAG_INV_FREQ = 1,
     FLAG_FREQ_SCALE = 2
 };
@@ -88,6 +109,13 @@ static tria_status check_header(const unsigned char *data, size_t size, tria_err
     if (n_layers < 1 || n_layers > TRIA_MAX_LAYERS) {
         return tria_fail(error, TRIA_E_FORMAT, "n_layers at offset 8 is %u, allowed 1 to %d", n_layers,
                          TRIA_MAX_LAYERS);
+    }
+    if (tria_load_u32(data + 36) > KNOWN_FLAGS || tria_load_u32(data + 44) != 0) {
+        return tria_fail(
+            error, TRIA_E_FORMAT,
+            "flags at offset 36 are %u and the word at 44 is %u, known are 0 to %d and 0: written by "
+            "a newer version?",
+            tria_load_u32(data + 36), tria_load_u32(data + 44), KNOWN_FLAGS);
     }
     capture = tria_load_u32(data + 40);
     if (capture > TRIA_CAPTURE_AFTER_QK_NORM) {

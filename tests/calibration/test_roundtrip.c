@@ -264,6 +264,8 @@ static void test_5_damage(void **state)
         const char *words;
     } cases[] = {{8, 0, "n_layers"},
                  {8, 9, "within a layer's geometry"},
+                 {36, 8, "flags at offset 36 are 8"},
+                 {44, 1, "the word at 44 is 1"},
                  {40, 3, "capture point"},
                  {48, 1, "promises"},
                  {64 + 8, 0xffffffff, "within its texts"},
