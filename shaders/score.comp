@@ -178,10 +178,12 @@ void main()
         uint query = plan_at(group + i / tile_rows);
         float score = 0.0;
         if (query_word(query, QUERY_CALIBRATED) != 0u) {
-            // What is not calibrated does not enter, even if it is NaN.
-            bool whole = push.hadamard != 0u || query_word(query, QUERY_CONTENT) != 0u;
-            uint begin = whole ? 0u : push.rotary_offset;
-            uint end = whole ? push.used_dim : push.rotary_offset + 2u * push.n_freq;
+            // What is not calibrated does not enter, even if it is NaN; a transform mixes dims within its blocks.
+            bool whole = query_word(query, QUERY_CONTENT) != 0u;
+            uint block = max(push.hadamard, 1u);
+            uint begin = whole ? 0u : push.rotary_offset / block * block;
+            uint end = whole ? push.used_dim
+                             : (push.rotary_offset + 2u * push.n_freq + block - 1u) / block * block;
             uint lin = plan_at(PLAN_IN_LIN) + query_word(query, QUERY_LIN);
             for (uint o = 0u; o < push.n_lin && !not_finite(score); o++) {
                 float s = dot_lin(lin + o * push.dim, r * stride, begin, end);
