@@ -112,6 +112,25 @@ static bool differ(double a, double b)
     return fabs(a - b) > 1e-6 * fmax(fabs(a), fabs(b));
 }
 
+/* Where the bases agree, or the file holds none, the frequencies differ by a scaling. */
+static void say_frequency(char *text, double theta, double model_theta, int32_t f, double stated,
+                          double model)
+{
+    if (theta != 0 && differ(theta, model_theta)) {
+        snprintf(
+            text, TEXT_SIZE,
+            "rope_theta is %.9g in the calibration, %.9g in the model; frequency %d is %.9g against %.9g; "
+            "the model's are used",
+            theta, model_theta, f, stated, model);
+    } else {
+        snprintf(text, TEXT_SIZE,
+                 "RoPE is scaled otherwise: frequency %d is %.9g in the calibration, %.9g in the model "
+                 "(rope_theta "
+                 "%.9g); the model's are used",
+                 f, stated, model, model_theta);
+    }
+}
+
 /* Files hold float32 at best, hence the tolerance. A file without theta and frequencies agrees. */
 static bool check_frequencies(const tria_calibration_layer_data *file, const tria_layer_params *model,
                               char *text)
@@ -124,11 +143,7 @@ static bool check_frequencies(const tria_calibration_layer_data *file, const tri
         const double stated =
             file->inv_freq != NULL ? file->inv_freq[f] : pow(theta, -(double)f / file->n_freq);
         if (differ(stated, model->inv_freq[f])) {
-            snprintf(text, TEXT_SIZE,
-                     "rope_theta is %.9g in the calibration, %.9g in the model; frequency %d is %.9g "
-                     "against %.9g; "
-                     "the model's are used",
-                     theta, model->rope_theta, f, stated, model->inv_freq[f]);
+            say_frequency(text, theta, model->rope_theta, f, stated, model->inv_freq[f]);
             return true;
         }
     }
