@@ -25,6 +25,26 @@ typedef struct query_tap {
     size_t stride;
 } query_tap;
 
+/* Multiplies every block of n elements by the orthonormal Hadamard matrix, as the keys in the cache were:
+ * their products stay what they were. */
+static void hadamard(float *x, size_t count, size_t n)
+{
+    const float scale = 1 / sqrtf((float)n);
+    for (size_t step = 1; step < n; step *= 2) {
+        for (size_t i = 0; i < count; i++) {
+            if ((i & step) == 0) {
+                const float a = x[i];
+                const float b = x[i + step];
+                x[i] = a + b;
+                x[i + step] = a - b;
+            }
+        }
+    }
+    for (size_t i = 0; i < count; i++) {
+        x[i] *= scale;
+    }
+}
+
 static bool tap_callback(struct ggml_tensor *tensor, bool ask, void *context)
 {
     query_tap *tap = context;
@@ -34,7 +54,11 @@ static bool tap_callback(struct ggml_tensor *tensor, bool ask, void *context)
         return layer >= 0;
     }
     if (layer >= 0 && ggml_nbytes(tensor) == tap->stride * sizeof(float)) {
-        memcpy(tap->queries + (size_t)layer * tap->stride, tensor->data, ggml_nbytes(tensor));
+        float *queries = tap->queries + (size_t)layer * tap->stride;
+        memcpy(queries, tensor->data, ggml_nbytes(tensor));
+        if (tap->observer->hadamard_size > 0) {
+            hadamard(queries, tap->stride, (size_t)tap->observer->hadamard_size);
+        }
     }
     return true;
 }
@@ -42,7 +66,7 @@ static bool tap_callback(struct ggml_tensor *tensor, bool ask, void *context)
 static void read_key(const struct ggml_tensor *cache, int32_t cell, int64_t first, int32_t dim, float *key)
 {
     const uint8_t *row =
-        (const uint8_t *)cache->data + (size_t)cell * cache->nb[1] + (size_t)first * cache->nb[0];
+        (const uint8_t *)cache->data + (size_t)cell * cache->nb[1] + ggml_row_size(cache->type, first);
     const struct ggml_type_traits *traits = ggml_get_type_traits(cache->type);
     if (traits->to_float != NULL) {
         traits->to_float(row, key, dim);

@@ -43,6 +43,21 @@ static bool no_progress(float progress, void *context)
     return true;
 }
 
+/* The types that llama.cpp has for caches. */
+static tria_status cache_type(const char *name, enum ggml_type *type, tria_error *error)
+{
+    static const enum ggml_type types[] = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16,
+                                           GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1,
+                                           GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL};
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+        if (strcmp(name, ggml_type_name(types[i])) == 0) {
+            *type = types[i];
+            return TRIA_OK;
+        }
+    }
+    return fail(error, TRIA_E_ARGUMENT, "llama.cpp has no K cache of type '%s'", name);
+}
+
 tria_status engine_open(engine *e, const engine_params *params, tria_error *error)
 {
     memset(e, 0, sizeof(*e));
@@ -51,6 +66,13 @@ tria_status engine_open(engine *e, const engine_params *params, tria_error *erro
 
     if (access(params->model_path, R_OK) != 0) {
         return fail(error, TRIA_E_IO, "cannot read the model '%s'", params->model_path);
+    }
+    struct llama_context_params context_params = llama_context_default_params();
+    if (params->cache_type_k != NULL) {
+        const tria_status status = cache_type(params->cache_type_k, &context_params.type_k, error);
+        if (status != TRIA_OK) {
+            return status;
+        }
     }
     struct llama_model_params model_params = llama_model_default_params();
     model_params.progress_callback = no_progress;
@@ -66,7 +88,6 @@ tria_status engine_open(engine *e, const engine_params *params, tria_error *erro
     if (n_threads <= 0) {
         n_threads = (int32_t)sysconf(_SC_NPROCESSORS_ONLN);
     }
-    struct llama_context_params context_params = llama_context_default_params();
     e->n_sequences = params->n_sequences > 0 ? params->n_sequences : 1;
     e->shared_cells = params->shared_cells;
     context_params.n_ctx = (uint32_t)params->cells * (uint32_t)e->n_sequences;

@@ -16,12 +16,13 @@ tria_status fail(tria_error *error, tria_status code, const char *format, ...)
 
 typedef struct engine_params {
     const char *model_path;
-    int32_t cells;        /* KV cells per sequence; llama.cpp rounds them up to a multiple of 256 */
-    int32_t n_sequences;  /* 0 = 1 */
-    bool shared_cells;    /* all sequences in one pool of cells, so that they can share some; else each has
-                             cells of its own */
-    int32_t n_threads;    /* 0 = all processors */
-    int32_t graph_tokens; /* most tokens of one graph; 0 = a batch */
+    int32_t cells;       /* KV cells per sequence; llama.cpp rounds them up to a multiple of 256 */
+    int32_t n_sequences; /* 0 = 1 */
+    bool shared_cells;   /* all sequences in one pool of cells, so that they can share some; else each has
+                            cells of its own */
+    const char *cache_type_k; /* "q8_0" and so on, as llama.cpp calls its types; NULL = f16 */
+    int32_t n_threads;        /* 0 = all processors */
+    int32_t graph_tokens;     /* most tokens of one graph; 0 = a batch */
     ggml_backend_sched_eval_callback callback; /* NULL, or called for every node of every graph */
     void *callback_context;
     ggml_abort_callback abort; /* NULL, or asked all the time: true aborts the engine_decode() that runs */

@@ -72,6 +72,7 @@ say="--prompt Hello --threads 1"
     expect 'word 4 is .-1., expected a token' $teach "$work/tokens"
     expect 'unknown option' tria-llama-generate --modle "$model"
     expect 'whole number' tria-llama-generate --budget many
+    expect "type 'q9'" tria-llama-generate --model "$model" --calibration "$calibration" --cache-type-k q9 $say
     expect 'needs a value' tria-llama-generate --model
     expect 'are needed' tria-llama-calibrate --model "$model"
     expect 'cannot read the text' tria-llama-calibrate --model "$model" --text "$work/none.txt" --output "$work/x.tria"

@@ -214,6 +214,7 @@ int main(int argc, char **argv)
         {"--bound-prefill", ARG_FLAG, &options.bound_prefill, 0,
          "passkey prompts in blocks of --interval tokens, never more rows than budget + interval"},
         {"--seed", ARG_SEED, &options.seed, 0, "of numbers and of the random policy"},
+        {"--cache-type-k", ARG_TEXT, &options.cache_type_k, 0, "llama.cpp's type for K: f16, q8_0, ..."},
         {"--threads", ARG_INT, &options.n_threads, 0, "0 = all processors"},
         {"--json", ARG_TEXT, &json, 0, "write the results there as well"},
         {"--trace", ARG_TEXT, &trace, 0, "write libtria's evictions to this file, for `tria replay`"},

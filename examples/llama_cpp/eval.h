@@ -39,8 +39,9 @@ typedef struct eval_options {
     bool plain_filler;  /* simple sentences over and over instead of the text */
     bool bound_prefill; /* passkey prompts: never more rows than budget + interval */
     bool verbose;
-    tria_trace *trace;   /* or NULL: where every eviction by scores is written */
-    int32_t n_sequences; /* as in engine_params */
+    tria_trace *trace;        /* or NULL: where every eviction by scores is written */
+    const char *cache_type_k; /* this and the next two as in engine_params */
+    int32_t n_sequences;
     bool shared_cells;
     int32_t graph_tokens;
     ggml_abort_callback abort;

@@ -18,6 +18,7 @@ tria_status eval_open_with(const eval_options *options, int32_t cells,
     *seen = setup->observer;
     const engine_params params = {.model_path = options->model_path,
                                   .cells = cells,
+                                  .cache_type_k = options->cache_type_k,
                                   .n_sequences = options->n_sequences,
                                   .shared_cells = options->shared_cells,
                                   .graph_tokens = options->graph_tokens,

@@ -374,6 +374,7 @@ int main(int argc, char **argv)
         {"--raw", ARG_FLAG, &o.raw, 0, "continue the text, no chat template"},
         {"--temperature", ARG_NUMBER, &o.temperature, 0, "0 = always the most likely token"},
         {"--seed", ARG_SEED, &o.open.seed, 0, "of sampling and of the random policy"},
+        {"--cache-type-k", ARG_TEXT, &o.open.cache_type_k, 0, "llama.cpp's type for K: f16, q8_0, ..."},
         {"--threads", ARG_INT, &o.open.n_threads, 0, "0 = all processors"},
         {"--record", ARG_TEXT, &o.record, 0, "write the tokens of the run to this file"},
         {"--teacher", ARG_TEXT, &o.teacher, 0, "feed the tokens of such a file instead of choosing them"},

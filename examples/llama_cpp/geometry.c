@@ -130,7 +130,8 @@ tria_status geometry_probe(engine *e, observer *o, tria_model **model, tria_erro
     }
     if (o->hidden_keys) {
         return fail(error, TRIA_E_UNSUPPORTED,
-                    "keys are transformed between RoPE and the cache; keep the K cache unquantised (f16)");
+                    "keys are transformed between RoPE and the cache, and not by a Hadamard matrix that is "
+                    "the same in all layers");
     }
     tria_layer_params *layers = calloc((size_t)o->n_layers, sizeof(*layers));
     double **inv_freq = calloc((size_t)o->n_layers, sizeof(*inv_freq));

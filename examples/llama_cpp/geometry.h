@@ -13,7 +13,8 @@
  * Runs one token so that the observer, which must be the engine's callback, sees every layer once, empties
  * the cache again, and makes the description. Refuses, naming the reason, what this example does not
  * handle: recurrent, hybrid and sliding-window models, kinds of RoPE other than NORM and NEOX, keys that
- * are transformed after RoPE (llama.cpp does so for quantised caches), caches the CPU cannot read.
+ * are transformed after RoPE otherwise than by a Hadamard matrix (which llama.cpp does for quantised
+ * caches), caches the CPU cannot read.
  */
 tria_status geometry_probe(engine *e, observer *o, tria_model **model, tria_error *error);
 

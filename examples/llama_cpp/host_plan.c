@@ -4,30 +4,14 @@
 
 /* ---- keys ---- */
 
-static int32_t dtype_of(const struct ggml_tensor *tensor)
-{
-    switch (tensor->type) {
-    case GGML_TYPE_F32:
-        return TRIA_DTYPE_F32;
-    case GGML_TYPE_F16:
-        return TRIA_DTYPE_F16;
-    case GGML_TYPE_BF16:
-        return TRIA_DTYPE_BF16;
-    default:
-        return -1;
-    }
-}
-
 /* A layer's K tensor as [cell][head][dim], one token per page: page id = cell. */
 static tria_status view_layer(const struct host *h, int32_t layer, tria_error *error)
 {
     struct ggml_tensor *cache = h->observer->cache[layer];
-    const int32_t dtype = dtype_of(cache);
+    const int32_t dtype = tria_dtype_from_name(ggml_type_name(cache->type)); /* the names are the same */
     if (dtype < 0) {
-        return fail(error, TRIA_E_UNSUPPORTED,
-                    "layer %d: the K cache is of type %s; this example handles "
-                    "f16, bf16 and f32",
-                    layer, ggml_type_name(cache->type));
+        return fail(error, TRIA_E_UNSUPPORTED, "layer %d: libtria has no K of type %s", layer,
+                    ggml_type_name(cache->type));
     }
     const int32_t dim = h->observer->rope[layer].k_head_dim;
     tria_tensor *k = &h->layers[layer].k;
@@ -35,7 +19,7 @@ static tria_status view_layer(const struct host *h, int32_t layer, tria_error *e
     k->size = ggml_nbytes(cache);
     k->page_stride = (int64_t)cache->nb[1];
     k->token_stride = (int64_t)cache->nb[1];
-    k->head_stride = (int64_t)cache->nb[0] * dim;
+    k->head_stride = (int64_t)ggml_row_size(cache->type, dim);
     k->dtype = dtype;
     k->dim = dim;
     return TRIA_OK;
@@ -46,7 +30,8 @@ tria_kv_view host_view(const struct host *h, int32_t rows)
     tria_kv_view view = TRIA_KV_VIEW_INIT;
     view.layers = h->layers;
     view.n_layers = h->observer->n_layers;
-    view.k_state = TRIA_K_ROTATED;
+    view.k_state = h->observer->hadamard_size > 0 ? TRIA_K_HADAMARD : TRIA_K_ROTATED;
+    view.hadamard_size = h->observer->hadamard_size;
     view.page_table = h->cells;
     view.n_pages = rows;
     view.tokens_per_page = 1;

@@ -4,6 +4,7 @@
 #include "engine.h"
 
 #include <ggml-backend.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -152,6 +153,54 @@ static void note_positions(observer *o, const struct ggml_tensor *rope)
     }
 }
 
+/* Is it the orthonormal Sylvester-Hadamard matrix: +- 1 / sqrt(n), minus where i & j has an odd number of
+ * bits? */
+static bool is_hadamard(const struct ggml_tensor *matrix)
+{
+    enum { LARGEST = 1024 };
+    const int64_t n = matrix->ne[0];
+    if (matrix->type != GGML_TYPE_F32 || matrix->ne[1] != n || ggml_nelements(matrix) != n * n ||
+        n > LARGEST || (n & (n - 1)) != 0) {
+        return false;
+    }
+    float row[LARGEST];
+    for (int64_t i = 0; i < n; i++) {
+        ggml_backend_tensor_get(matrix, row, (size_t)i * matrix->nb[1], (size_t)n * sizeof(*row));
+        for (int64_t j = 0; j < n; j++) {
+            const float sign = __builtin_popcountll((unsigned long long)(i & j)) % 2 == 0 ? 1.0F : -1.0F;
+            if (fabsf(row[j] * sqrtf((float)n) - sign) > 1e-5F) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* What happens to keys between RoPE and the cache: as hadamard_size, -1 for anything else. */
+static int32_t transform_of(const struct ggml_tensor *keys)
+{
+    const struct ggml_tensor *node = node_without_views(keys);
+    if (node->op == GGML_OP_ROPE) {
+        return 0;
+    }
+    return node->op == GGML_OP_MUL_MAT && node_without_views(node->src[1])->op == GGML_OP_ROPE &&
+                   is_hadamard(node->src[0])
+               ? (int32_t)node->src[0]->ne[0]
+               : -1;
+}
+
+/* A layer's cache, the first time it is written to. */
+static void note_cache(observer *o, const struct ggml_tensor *set_rows, int32_t layer)
+{
+    const int32_t transform = transform_of(set_rows->src[0]);
+    if (o->first_layer < 0) {
+        o->first_layer = layer;
+        o->hadamard_size = transform;
+    }
+    o->hidden_keys |= transform < 0 || transform != o->hadamard_size;
+    o->cache[layer] = set_rows->view_src;
+}
+
 static void note_cells(observer *o, const struct ggml_tensor *set_rows)
 {
     const struct ggml_tensor *index = set_rows->src[1];
@@ -186,10 +235,8 @@ bool observer_callback(struct ggml_tensor *tensor, bool ask, void *context)
     } else if (tensor->op == GGML_OP_SET_ROWS && tensor->view_src != NULL) {
         const int32_t layer = node_layer(tensor->view_src, "cache_k_l");
         if (layer >= 0 && layer < o->n_layers) {
-            o->cache[layer] = tensor->view_src;
-            o->hidden_keys |= node_without_views(tensor->src[0])->op != GGML_OP_ROPE;
-            if (o->first_layer < 0) {
-                o->first_layer = layer;
+            if (o->cache[layer] == NULL) {
+                note_cache(o, tensor, layer);
             }
             if (layer == o->first_layer) {
                 note_cells(o, tensor);

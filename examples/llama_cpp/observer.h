@@ -8,7 +8,10 @@
  *             source holds the positions of the batch's tokens
  *   SET_ROWS  into a view of "cache_k_lL": that tensor is the engine's own cache of layer L, and the second
  *             source (int64) holds the cell of each of the batch's tokens
- * Both index tensors are inputs of the graph, so they are filled in before its first node.
+ * Between the two, llama.cpp multiplies the keys of quantised caches by a Hadamard matrix, unless it is
+ * told not to; the matrix is a source of the node that does it and is looked at, not assumed.
+ *
+ * The matrix and both index tensors are inputs of the graph, so they are filled in before its first node.
  */
 #ifndef EXAMPLE_OBSERVER_H
 #define EXAMPLE_OBSERVER_H
@@ -49,7 +52,10 @@ typedef struct observer {
     int32_t n_positions;
     int32_t capacity;
     bool out_of_memory;
-    bool hidden_keys; /* keys do not reach the cache straight from RoPE: a transform lies between */
+    int32_t
+        hadamard_size; /* between RoPE and the cache every block of so many elements of a key is multiplied
+                          by the orthonormal Sylvester-Hadamard matrix of that size; 0: nothing happens */
+    bool hidden_keys;  /* something else does, or not the same in all layers */
 } observer;
 
 tria_status observer_init(observer *o, int32_t n_layers, tria_error *error);
