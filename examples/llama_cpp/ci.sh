@@ -17,7 +17,7 @@ fi
 
 examples/llama_cpp/fetch.sh
 JOBS=$jobs examples/llama_cpp/build_llama.sh
-cmake -S . -B "$build" -G Ninja -DTRIA_WERROR=ON -DTRIA_CUDA=OFF -DTRIA_HIP=OFF -DTRIA_VULKAN=OFF -DTRIA_IMPORT=OFF \
+cmake -S . -B "$build" -G Ninja -DTRIA_WERROR=ON -DTRIA_CUDA=OFF -DTRIA_HIP=OFF -DTRIA_IMPORT=OFF \
     -DTRIA_LLAMA_DIR="$TRIA_CACHE/llama" > "$build.log" || { cat "$build.log"; exit 1; }
 cmake --build "$build" -j "$jobs" --target tria-llama tria_cli
 ctest --test-dir "$programs" --output-on-failure

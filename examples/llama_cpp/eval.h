@@ -40,6 +40,8 @@ typedef struct eval_options {
     bool bound_prefill; /* passkey prompts: never more rows than budget + interval */
     bool verbose;
     tria_trace *trace;        /* or NULL: where every eviction by scores is written */
+    const char *backend;      /* where libtria scores; NULL = cpu */
+    bool stage;               /* as in host_params */
     const char *cache_type_k; /* this and the next two as in engine_params */
     int32_t n_sequences;
     bool shared_cells;
@@ -77,13 +79,15 @@ tria_status eval_passkey(const eval_options *options, const eval_config *configs
 tria_status eval_attention(const eval_options *options, const eval_config *configs, int32_t n_configs,
                            eval_result *results, tria_error *error);
 
-/* Engine, observer, model description and calibration, opened together. */
+/* Engine, observer, model description, calibration and device, opened together. */
 typedef struct eval_setup {
     engine engine;
     struct observer *observer;
     capture queries; /* eval_open(): the observer's callback is wrapped in this one's */
     tria_model *model;
     tria_calibration *calibration; /* NULL without a path */
+    tria_backends *backends;
+    tria_device *device; /* NULL: the CPU */
 } eval_setup;
 tria_status eval_open(const eval_options *options, int32_t cells, eval_setup *setup, tria_error *error);
 /* With another callback, which must call the observer's; *seen is set before it is called first. */

@@ -1,10 +1,22 @@
-/* eval_setup.c - opens engine, observer, model description and calibration together. */
+/* eval_setup.c - opens engine, observer, model description, calibration and device together. */
 #include "eval.h"
 #include "geometry.h"
 #include "observer.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+static tria_status open_device(const char *backend, eval_setup *setup, tria_error *error)
+{
+    if (backend == NULL || strcmp(backend, "cpu") == 0) {
+        return TRIA_OK;
+    }
+    tria_device_params params = TRIA_DEVICE_PARAMS_INIT;
+    params.allow_cpu = 1; /* who asks for Vulkan by name may mean the device that is the CPU */
+    const tria_status status = tria_backends_create(NULL, NULL, &setup->backends, error);
+    return status == TRIA_OK ? tria_device_open(setup->backends, backend, &params, &setup->device, error)
+                             : status;
+}
 
 tria_status eval_open_with(const eval_options *options, int32_t cells,
                            ggml_backend_sched_eval_callback callback, void *context, struct observer **seen,
@@ -27,7 +39,10 @@ tria_status eval_open_with(const eval_options *options, int32_t cells,
                                   .callback_context = context,
                                   .abort = options->abort,
                                   .abort_context = options->abort_context};
-    tria_status status = engine_open(&setup->engine, &params, error);
+    tria_status status = open_device(options->backend, setup, error);
+    if (status == TRIA_OK) {
+        status = engine_open(&setup->engine, &params, error);
+    }
     if (status == TRIA_OK) {
         status = observer_init(setup->observer, llama_model_n_layer(setup->engine.model), error);
     }
@@ -56,6 +71,8 @@ void eval_close(eval_setup *setup)
 {
     tria_calibration_destroy(setup->calibration);
     tria_model_destroy(setup->model);
+    tria_device_close(setup->device);
+    tria_backends_destroy(setup->backends);
     engine_close(&setup->engine);
     if (setup->observer != NULL) {
         observer_release(setup->observer);
@@ -84,6 +101,8 @@ host_params eval_host_params(const eval_options *options, const eval_config *con
         .pool_radius = config->pool_radius,
         .own_weight = config->own_percent / 100.0,
         .capture = &setup->queries,
+        .device = setup->device,
+        .stage = options->stage,
         .n_threads = options->n_threads,
         .trace = config->policy == HOST_POLICY_TRIA ? options->trace : NULL,
         .seed = options->seed,

@@ -376,6 +376,9 @@ int main(int argc, char **argv)
         {"--seed", ARG_SEED, &o.open.seed, 0, "of sampling and of the random policy"},
         {"--cache-type-k", ARG_TEXT, &o.open.cache_type_k, 0, "llama.cpp's type for K: f16, q8_0, ..."},
         {"--threads", ARG_INT, &o.open.n_threads, 0, "0 = all processors"},
+        {"--backend", ARG_TEXT, &o.open.backend, 0,
+         "where libtria scores: cpu, vulkan, cuda, hip, reference"},
+        {"--stage", ARG_FLAG, &o.open.stage, 0, "copy the keys there for it"},
         {"--record", ARG_TEXT, &o.record, 0, "write the tokens of the run to this file"},
         {"--teacher", ARG_TEXT, &o.teacher, 0, "feed the tokens of such a file instead of choosing them"},
         {"--trace", ARG_TEXT, &o.trace, 0, "write every eviction to this file, for `tria replay`"},
@@ -408,6 +411,8 @@ int main(int argc, char **argv)
         .mode = mode,
         .protect_prefill = !o.unprotected,
         .n_threads = o.open.n_threads,
+        .device = setup.device,
+        .stage = o.open.stage,
         .seed = o.open.seed,
         .trace = s.trace,
         .env = &env,
@@ -415,6 +420,10 @@ int main(int argc, char **argv)
     };
     if (host_create(&setup.engine, setup.observer, &params, &s.host, &error) != TRIA_OK) {
         die(EXIT_FAILED, "%s", error.message);
+    }
+    if (setup.device != NULL) {
+        fprintf(stderr, "[scored on %s: %s%s]\n", tria_device_backend(setup.device),
+                tria_device_name(setup.device), o.open.stage ? "; keys are copied there" : "");
     }
     s.sampler = make_sampler(&o, o.open.seed);
     run(&s);

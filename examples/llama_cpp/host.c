@@ -232,8 +232,11 @@ static tria_status choose(struct host *h, tria_event *event, tria_keep *keep, tr
         tria_batch_init(&batch);
         batch.events = event;
         batch.n_events = 1;
-        const tria_status status = host_blend_queries(h, error);
-        return status == TRIA_OK ? tria_plan_select(h->plan, &batch, NULL, keep, error) : status;
+        tria_status status = host_blend_queries(h, error);
+        if (status == TRIA_OK) {
+            status = tria_plan_select(h->plan, &batch, NULL, keep, error);
+        }
+        return status == TRIA_OK ? tria_plan_synchronize(h->plan, error) : status;
     }
     const control_rules rules = {h->params.budget, h->params.n_sink, h->params.n_recent,
                                  h->params.protect_prefill};

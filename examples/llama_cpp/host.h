@@ -65,6 +65,8 @@ typedef struct host_params {
     double own_weight;
     capture *capture;
     int32_t n_threads;
+    tria_device *device;      /* where rows are scored and chosen; NULL = the CPU */
+    bool stage;               /* the keys, which are host memory, may be copied there */
     llama_seq_id sequence_id; /* the engine's, one host each; default 0 */
     int32_t in_flight;        /* most tokens of one host_draft() */
     tria_trace *trace;        /* NULL, or where HOST_POLICY_TRIA records its evictions */

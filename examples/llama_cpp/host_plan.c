@@ -75,6 +75,9 @@ static tria_status create_plan(struct host *h, const tria_calibration *calibrati
     plan.layout = &layout;
     plan.pool_radius = p->pool_radius;
     plan.n_threads = p->n_threads;
+    plan.score_device = p->device;
+    plan.select_device = p->device;
+    plan.stage_device_memory = p->stage;
     return tria_plan_create(&plan, p->env, &h->plan, error);
 }
 
