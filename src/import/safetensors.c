@@ -153,29 +153,52 @@ static tria_status find_shape(tensor_file *file)
     return TRIA_OK;
 }
 
-/* The format has no holes: its tensors take exactly what follows the header. */
-static tria_status check_extent(const tensor_file *file)
+/* Where a tensor lies. */
+typedef struct extent {
+    int64_t begin;
+    int64_t end;
+} extent;
+
+static int compare_extents(const void *a, const void *b)
 {
-    uint64_t total = 0;
+    const extent *x = a;
+    const extent *y = b;
+    return x->begin != y->begin ? (x->begin > y->begin) - (x->begin < y->begin)
+                                : (x->end > y->end) - (x->end < y->end);
+}
+
+/* The format has no holes: its tensors take, one after the other, exactly what follows the header. */
+static tria_status check_extents(const tensor_file *file)
+{
+    extent *extents = malloc((json_object_size(file->header) + 1) * sizeof(*extents));
+    size_t count = 0;
+    int64_t next = 0;
+    bool dense = true;
     const char *name;
     json_t *entry;
+    if (extents == NULL) {
+        return import_fail(file->error, TRIA_E_MEMORY, "cannot allocate %zu tensors",
+                           json_object_size(file->header));
+    }
     json_object_foreach(file->header, name, entry)
     {
         const json_t *offsets = json_object_get(entry, "data_offsets");
-        const int64_t begin = json_integer_value(json_array_get(offsets, 0));
-        const int64_t end = json_integer_value(json_array_get(offsets, 1));
-        if (begin < 0 || end < begin || (uint64_t)end > file->size) {
-            return import_fail(file->error, TRIA_E_FORMAT, "%.64s lies at %lld to %lld of %zu bytes", name,
-                               (long long)begin, (long long)end, file->size);
+        if (offsets != NULL) {
+            extents[count].begin = json_integer_value(json_array_get(offsets, 0));
+            extents[count++].end = json_integer_value(json_array_get(offsets, 1));
         }
-        total += (uint64_t)(end - begin);
     }
-    return total == file->size
+    qsort(extents, count, sizeof(*extents), compare_extents);
+    for (size_t i = 0; i < count; i++) {
+        dense = dense && extents[i].begin == next && extents[i].end >= next;
+        next = extents[i].end;
+    }
+    free(extents);
+    return dense && (uint64_t)next == file->size
                ? TRIA_OK
-               : import_fail(
-                     file->error, TRIA_E_FORMAT,
-                     "its tensors take %llu bytes, %zu follow the header: they overlap or leave holes",
-                     (unsigned long long)total, file->size);
+               : import_fail(file->error, TRIA_E_FORMAT,
+                             "its tensors overlap or leave holes in the %zu bytes behind the header",
+                             file->size);
 }
 
 static tria_status fill(const tensor_file *file, float *head, tria_calibration *calibration)
@@ -202,7 +225,7 @@ static tria_status read_tensors(tensor_file *file, const tria_env *env, tria_cal
     float *head;
     tria_status status;
     IMPORT_TRY(find_shape(file));
-    IMPORT_TRY(check_extent(file));
+    IMPORT_TRY(check_extents(file));
     head = malloc(3 * (size_t)file->shape.n_freq * sizeof(*head));
     if (head == NULL) {
         return import_fail(file->error, TRIA_E_MEMORY, "cannot allocate a head");

@@ -315,10 +315,13 @@ static void test_safetensors_bad(void **state)
     refuse_tensors("{\"__metadata__\":{\"n_layers\":\"x\"}}", 1, "metadata n_layers");
     refuse_tensors("{\"__metadata__\":{\"n_layers\":3}}", 1, "metadata n_layers is not a string");
     refuse_tensors("{\"a\":1,\"a\":1}", 1, "duplicate object key");
-    refuse_tensors("{" THREE("[0,4]", "[4,8]", "[8,12]") "}", 16, "take 12 bytes, 16 follow");
-    refuse_tensors("{" THREE("[0,4]", "[4,8]", "[4,8]") "}", 8, "take 12 bytes, 8 follow");
-    refuse_tensors("{" THREE("[0,4]", "[4,8]", "[8,12]") ",\"b\":{\"data_offsets\":[8,99]}}", 12,
-                   "b lies at 8 to 99");
+    refuse_tensors("{" THREE("[0,4]", "[4,8]", "[8,12]") "}", 16, "leave holes in the 16 bytes");
+    refuse_tensors("{" THREE("[0,4]", "[4,8]", "[4,8]") "}", 8, "overlap");
+    refuse_tensors("{" THREE("[0,4]", "[0,4]", "[8,12]") "}", 12, "overlap");
+    refuse_tensors("{" THREE("[0,4]", "[4,8]", "[8,12]") ",\"b\":{\"data_offsets\":[12,99]}}", 12,
+                   "overlap");
+    refuse_tensors("{" THREE("[0,4]", "[4,8]", "[8,12]") ",\"b\":{\"data_offsets\":[-9,0]}}", 12,
+                   "overlap");
 }
 
 /* A torch file of one pickle, without storages. */
