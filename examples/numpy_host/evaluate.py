@@ -7,7 +7,6 @@ same prompts, numbers and counted tokens.
 
 import argparse
 import json
-import time
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -34,6 +33,7 @@ class Protocol:
     recent: int = 32
     sinks: int = 4
     ppl_tokens: int = 2048
+    ppl_from: int = 1152  # first of them that counts: the quickstart's first eviction at 50 %
     passkey_tokens: int = 1024
     depths: int = 10
     numbers: int = 3  # per depth
@@ -73,28 +73,31 @@ class Evaluation:
             return RecentHost(decoder, settings)
         return TriaHost(decoder, settings, self.model, self.calibration, name)
 
+    def surprises(self, host, text, n):
+        """-log p of each next token. Decoded as in generation, but the tokens between two compactions in one
+        block, which changes nothing."""
+        surprises = []
+        while len(surprises) < n - 1:
+            at = len(surprises)
+            block = text[at:min(at + min(host.room(), self.protocol.interval), n - 1)]
+            following = text[at + 1:at + 1 + len(block)]
+            logits = host.decode(block, all_logits=True)
+            peak = logits.max(axis=1)
+            log_sum = np.log(np.exp(logits - peak[:, None]).sum(axis=1, dtype=np.float64))
+            surprises.extend(log_sum - (logits[np.arange(len(block)), following] - peak))
+            note(f"\rperplexity: {len(surprises)} of {n} tokens ", end="")
+        return surprises
+
     def perplexity(self, text):
-        """Decoded as in generation; tokens between two compactions in one block, which changes nothing."""
-        n = self.protocol.ppl_tokens
-        budget = n * self.protocol.percent // 100
-        count_from = budget + self.protocol.interval
+        p, n = self.protocol, self.protocol.ppl_tokens
+        trigger = n * p.percent // 100 + p.interval
+        if not trigger <= p.ppl_from < n - 1:
+            raise ValueError(f"--ppl-from {p.ppl_from}: evictions start at {trigger}, of {n} tokens")
         for name in self.names:
-            capacity = n if name == "full cache" else count_from
-            host = self.host(name, Decoder(self.weights, capacity), n)
-            surprise, at, begin = [], 0, time.monotonic()
-            while at < n - 1:
-                block = text[at:min(at + min(host.room(), self.protocol.interval), n - 1)]
-                logits = host.decode(block, all_logits=True)
-                following = text[at + 1:at + 1 + len(block)]
-                peak = logits.max(axis=1)
-                log_sum = np.log(np.exp(logits - peak[:, None]).sum(axis=1, dtype=np.float64))
-                surprise.extend(log_sum - (logits[np.arange(len(block)), following] - peak))
-                at += len(block)
-                note(f"\rperplexity, {name}: {at} of {n} tokens, {at / (time.monotonic() - begin):.0f} tokens/s ",
-                     end="")
-            self.results[name].update(perplexity=float(np.exp(np.mean(surprise[count_from:]))),
-                                      counted=len(surprise[count_from:]), compactions=host.n_compactions,
-                                      peak_rows=host.peak_rows)
+            host = self.host(name, Decoder(self.weights, n if name == "full cache" else trigger), n)
+            counted = self.surprises(host, text, n)[p.ppl_from:]
+            self.results[name].update(perplexity=float(np.exp(np.mean(counted))), counted=len(counted),
+                                      compactions=host.n_compactions, peak_rows=host.peak_rows)
             note(f"\nperplexity, {name}: {self.results[name]}")
 
     def trials(self, filler):
@@ -172,13 +175,20 @@ class Evaluation:
             self.results[name].update(attention_kept=float(on_kept[name] / on_kept["full cache"]))
 
 
-def print_table(results, percent, pool):
-    print(f"| {percent} %, pool {pool} | perplexity | passkey | needle rows kept | attention kept | peak rows "
-          "| compactions |\n|---|---|---|---|---|---|---|")
-    for name, r in results.items():
-        print(f"| {name} | {r['perplexity']:.2f} | {r['answers'].count('1')}/{len(r['answers'])} "
-              f"| {r['needle_kept']:.0%} | {r['attention_kept']:.0%} | {r['peak_rows']} | {r['compactions']} |"
-              .replace("%", " %"))
+def print_table(results, protocol):
+    columns = {
+        "perplexity": ("perplexity", lambda r: f"{r['perplexity']:.2f}"),
+        "passkey": ("answers", lambda r: f"{r['answers'].count('1')}/{len(r['answers'])}"),
+        "needle rows kept": ("needle_kept", lambda r: f"{r['needle_kept'] * 100:.0f} %"),
+        "attention kept": ("attention_kept", lambda r: f"{r['attention_kept'] * 100:.0f} %"),
+        "peak rows": ("peak_rows", lambda r: r["peak_rows"]),
+        "compactions": ("compactions", lambda r: r["compactions"]),
+    }
+    columns = {title: cell for title, (key, cell) in columns.items() if key in results["full cache"]}
+    print("|", " | ".join([f"{protocol.percent} %, pool {protocol.pool}", *columns]), "|")
+    print("|---" * (len(columns) + 1) + "|")
+    for name, result in results.items():
+        print("|", " | ".join([name, *(str(cell(result)) for cell in columns.values())]), "|")
 
 
 def main():
@@ -189,18 +199,22 @@ def main():
         parser.add_argument("--" + field.name.replace("_", "-"), type=int, default=field.default)
     parser.add_argument("--modes", default=",".join(tria.MODES))
     parser.add_argument("--json", help="write the results there as well")
+    parser.add_argument("--tasks", default="attention,perplexity,passkey", help="which of these")
     args = parser.parse_args()
     weights = Weights(args.model)
     text = weights.tokens_of(args.text)
-    evaluation = Evaluation(weights, tria.Calibration.load(args.calibration), args.modes.split(","),
-                            Protocol(**{field.name: getattr(args, field.name) for field in fields(Protocol)}))
-    evaluation.attention(text)
-    evaluation.perplexity(text)
-    evaluation.passkey(text)
+    protocol = Protocol(**{field.name: getattr(args, field.name) for field in fields(Protocol)})
+    calibration = tria.Calibration.load(args.calibration)
+    evaluation = Evaluation(weights, calibration, args.modes.split(","), protocol)
+    tasks = {task.__name__: task for task in (evaluation.attention, evaluation.perplexity, evaluation.passkey)}
+    for name in args.tasks.split(","):
+        if name not in tasks:
+            raise ValueError(f"--tasks: no task is called '{name}'")
+        tasks[name](text)
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(evaluation.results, file, indent=1)
-    print_table(evaluation.results, args.percent, args.pool)
+    print_table(evaluation.results, protocol)
 
 
 if __name__ == "__main__":
