@@ -44,7 +44,7 @@ static tria_policy_params policy_params(const struct host *h)
 {
     const host_params *p = &h->params;
     tria_policy_params policy = TRIA_POLICY_PARAMS_INIT;
-    policy.capacity = p->bound_prefill ? p->budget + p->interval : h->engine->cells;
+    policy.capacity = p->bound_prefill ? p->budget + p->interval + p->in_flight : h->engine->cells;
     policy.budget = p->budget;
     policy.interval = p->interval;
     policy.n_recent = p->n_recent;
