@@ -46,6 +46,7 @@ say="--prompt Hello --threads 1"
     expect 'budget' tria-llama-generate --model "$model" --calibration "$calibration" --budget 40 --recent 60 $say
     expect 'capacity' tria-llama-generate --model "$model" --calibration "$calibration" --cells 256 --budget 200 $say
     expect 'union or global' tria-llama-generate --model "$model" --calibration "$calibration" --mode per-head $say
+    expect 'policy that evicts' tria-llama-generate --model "$model" --policy none --bound-prefill $say
     expect 'policy best' tria-llama-generate --model "$model" --calibration "$calibration" --policy best $say
     expect 'needs --calibration' tria-llama-generate --model "$model" $say
     expect 'records scores' tria-llama-generate --model "$model" --policy recent --trace "$work/t" $say

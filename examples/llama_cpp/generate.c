@@ -34,6 +34,7 @@ typedef struct options {
     bool raw;
     bool ignore_eos;
     bool unprotected;
+    bool bound_prefill;
     bool log;
 } options;
 
@@ -369,6 +370,8 @@ int main(int argc, char **argv)
         {"--recent", ARG_INT, &o.open.n_recent, 0, "most recent rows, never evicted"},
         {"--sinks", ARG_INT, &o.open.n_sink, 0, "first rows, never evicted"},
         {"--evict-prompt", ARG_FLAG, &o.unprotected, 0, "prompt rows may be evicted too"},
+        {"--bound-prefill", ARG_FLAG, &o.bound_prefill, 0,
+         "prompts of any length, in blocks of --interval tokens, evicted in between"},
         {"--n-predict", ARG_INT, &o.n_predict, 0, "most tokens to generate per turn"},
         {"--ignore-eos", ARG_FLAG, &o.ignore_eos, 0, "go on after the model's end mark"},
         {"--raw", ARG_FLAG, &o.raw, 0, "continue the text, no chat template"},
@@ -409,7 +412,8 @@ int main(int argc, char **argv)
         .n_recent = o.open.n_recent,
         .n_sink = o.open.n_sink,
         .mode = mode,
-        .protect_prefill = !o.unprotected,
+        .protect_prefill = !o.unprotected && !o.bound_prefill,
+        .bound_prefill = o.bound_prefill,
         .n_threads = o.open.n_threads,
         .device = setup.device,
         .stage = o.open.stage,

@@ -46,6 +46,9 @@ static tria_status check_params(const engine *e, const host_params *params, tria
                     "n_recent 0: llama.cpp continues a sequence only right behind its last row, which must "
                     "stay");
     }
+    if (params->bound_prefill && params->policy == HOST_POLICY_NONE) {
+        return fail(error, TRIA_E_ARGUMENT, "a bounded prefill needs a policy that evicts");
+    }
     if (params->trace != NULL && params->policy != HOST_POLICY_TRIA) {
         return fail(error, TRIA_E_ARGUMENT, "a trace records scores, policy %s has none",
                     host_policy_name(params->policy));
