@@ -39,7 +39,8 @@ TRIA_API tria_status tria_import_calibration_save(const tria_calibration *calibr
  * A model description: ours, or a Hugging Face config.json as it is (the text part of a multimodal one).
  * `context_length` is the number of tokens the engine runs with, for scalings that depend on it (dynamic
  * NTK, longrope); 0 = the length the model was trained for. Errors: FORMAT (names the key), UNSUPPORTED
- * (a RoPE scaling the library does not know), MEMORY; the second also IO, with context_length 0.
+ * (a RoPE scaling or a kind of layer the library does not know), MEMORY; the second also IO, with
+ * context_length 0.
  */
 TRIA_API tria_status tria_import_model_read(const void *data, size_t size, int64_t context_length,
                                             const tria_env *env, tria_model **model, tria_error *error);
