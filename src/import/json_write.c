@@ -104,12 +104,27 @@ static json_t *double_array(const double *values, int32_t count)
     return array;
 }
 
+/* Whether the array beside a head's statistics is something else than the concentration, which follows from
+ * them. */
+static bool is_other_array(const tria_head_stats *stats, const float *mrl, int32_t n_freq)
+{
+    for (int32_t f = 0; f < n_freq; f++) {
+        const double size = (double)stats->q_abs_mean[f];
+        const double mean = hypot((double)stats->q_mean_real[f], (double)stats->q_mean_imag[f]);
+        if (size > 0 && !(fabs((double)mrl[f] - mean / size) <= 1e-4)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static tria_status write_head(const tria_calibration *calibration, const tria_layer_params *shape,
                               int32_t layer, int32_t head, json_t *sampled, json_t *stats, losses *lost,
                               tria_error *error)
 {
     const int32_t n_freq = shape->rotary_dim / 2;
     tria_head_stats values = {.struct_size = sizeof(values)};
+    const float *mrl;
     int32_t present;
     char key[32];
     json_t *entry;
@@ -119,6 +134,10 @@ static tria_status write_head(const tria_calibration *calibration, const tria_la
     }
     if (values.content_mean != NULL && strstr(lost->text, "content") == NULL) {
         lose(lost, "content statistics");
+    }
+    IMPORT_TRY(tria_calibration_mrl(calibration, layer, head, &mrl, error));
+    if (is_other_array(&values, mrl, n_freq) && strstr(lost->text, "mrl") == NULL) {
+        lose(lost, "an array mrl that is not |q_mean| / q_abs_mean (no score uses it)");
     }
     entry = json_object();
     json_object_set_new(entry, "q_mean_real", float_array(values.q_mean_real, n_freq));

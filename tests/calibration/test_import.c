@@ -220,6 +220,26 @@ static void test_json_round_trip(void **state)
     buffer_free(&file);
 }
 
+/* Dialect A's fourth array, where it is not what follows from the others. */
+static void test_json_loses_mrl(void **state)
+{
+    buffer file = {0};
+    tria_calibration *calibration;
+    tria_error error;
+    size_t size;
+    (void)state;
+    make_dialect_a(&file, 1, 8, 0);
+    calibration = must_read(&file);
+    assert_int_equal(
+        tria_import_calibration_write(calibration, TRIA_FORMAT_JSON, 0, NULL, 0, &size, &error),
+        TRIA_E_LOSSY);
+    assert_non_null(strstr(error.message, "cannot hold an array mrl"));
+    assert_int_equal(
+        tria_import_calibration_write(calibration, TRIA_FORMAT_JSON, 1, NULL, 0, &size, &error), TRIA_OK);
+    tria_calibration_destroy(calibration);
+    buffer_free(&file);
+}
+
 static void refuse_text(const char *text, const char *words)
 {
     buffer file = {0};
@@ -694,6 +714,7 @@ int main(void)
         cmocka_unit_test(test_json),
         cmocka_unit_test(test_json_golden),
         cmocka_unit_test(test_json_round_trip),
+        cmocka_unit_test(test_json_loses_mrl),
         cmocka_unit_test(test_json_bad),
         cmocka_unit_test(test_safetensors),
         cmocka_unit_test(test_safetensors_bad),
