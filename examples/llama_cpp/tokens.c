@@ -87,8 +87,8 @@ static tria_status add_token(reader *r)
     }
     if (s->n_tokens == r->room) {
         const int32_t room = r->room < INT32_MAX / 2 ? 2 * r->room + 1024 : INT32_MAX;
-        llama_token *larger = realloc(s->tokens, (size_t)room * sizeof(*larger));
-        if (larger == NULL || room == r->room) {
+        llama_token *larger = room > r->room ? realloc(s->tokens, (size_t)room * sizeof(*larger)) : NULL;
+        if (larger == NULL) {
             return fail(r->error, TRIA_E_MEMORY, "out of memory reading '%s'", r->path);
         }
         s->tokens = larger;
