@@ -3,6 +3,7 @@
  * query head scores which keys, who takes part where, which keep set each KV head obeys.
  */
 #include "calibration_internal.h"
+#include "cpu/rules.h"
 #include "kv_view_internal.h"
 #include "model_internal.h"
 #include "plan_internal.h"
@@ -295,19 +296,70 @@ static void resolve_groups(tria_resolved *r)
     r->plan.n_group = used;
 }
 
-static int32_t calibrated_in_file(const tria_calibration *calibration, int32_t layer)
+/* Calibrated query heads of a layer that read KV heads [first, first + count) of the whole model. */
+static int32_t calibrated_in_file(const tria_resolved *r, int32_t model_layer, int32_t first, int32_t count)
 {
-    return calibration != NULL && layer < calibration->n_layers ? calibration->layers[layer].n_heads : 0;
+    const tria_calibration *calibration = r->params.calibration;
+    const tria_layer_params *layer = &r->params.model->layers[model_layer];
+    int32_t found = 0;
+    if (calibration == NULL || model_layer >= calibration->n_layers || layer->n_kv_heads == 0) {
+        return 0;
+    }
+    const int32_t per_group = layer->n_q_heads / layer->n_kv_heads;
+    for (int32_t h = first * per_group; h < (first + count) * per_group && h < layer->n_q_heads; h++) {
+        found += tria_calibration_find_head(calibration, model_layer, h) != NULL;
+    }
+    return found;
 }
 
-static bool others_calibrated(const tria_resolved *r)
+/* The same over all layers that take part in modes that pool layers, whichever rank owns them. */
+static int32_t calibrated_in_model(const tria_resolved *r, int32_t first, int32_t count)
 {
-    for (int32_t m = 0; m < r->params.model->n_layers; m++) {
-        if (calibrated_in_file(r->params.calibration, m) > 0) {
-            return true;
+    const tria_model *model = r->params.model;
+    int32_t found = 0;
+    for (int32_t m = 0; m < model->n_layers; m++) {
+        const int32_t source = model->layers[m].kv_source;
+        if (model->layers[source >= 0 ? source : m].window == 0) {
+            found += calibrated_in_file(r, m, first, count);
         }
     }
-    return false;
+    return found;
+}
+
+/* Calibrated query heads that read layer l's cache: this plan's, or all where ranks combine their heads. */
+static int32_t calibrated_in_layer(const tria_resolved *r, int32_t l)
+{
+    const tria_v1_layer *layer = &r->layers[l];
+    int32_t found = 0;
+    for (int32_t v = 0; v < layer->n_kv_heads; v++) {
+        found += r->kv[layer->first_kv_slot + v].n_calibrated;
+    }
+    for (int32_t other = 0; other < r->plan.n_layers && tria_needs_reduce(&r->plan); other++) {
+        if (r->layers[other].kv_layer == l) {
+            found += calibrated_in_file(r, r->layers[other].model_layer, 0, TRIA_MAX_HEADS);
+        }
+    }
+    return found;
+}
+
+/* Ranks must agree on who borrows: what counts is whether any of them has a score for the head. */
+static void resolve_borrowing(tria_resolved *r)
+{
+    const bool over_layers = tria_needs_reduce(&r->plan);
+    for (int32_t s = 0; s < r->plan.n_kv; s++) {
+        tria_v1_kv *kv = &r->kv[s];
+        bool has_scores = kv->n_calibrated > 0;
+        if (r->params.mode == TRIA_MODE_PER_LAYER_PER_HEAD) {
+            kv->borrows = !has_scores && !r->layers[kv->layer].by_position;
+        } else if (r->params.mode == TRIA_MODE_PER_HEAD && kv->set >= 0 && !r->plan.all_by_position) {
+            for (int32_t other = 0; other < r->plan.n_kv && !has_scores; other++) {
+                has_scores = r->kv[other].set == kv->set && r->kv[other].n_calibrated > 0;
+            }
+            kv->borrows =
+                !has_scores &&
+                !(over_layers && calibrated_in_model(r, r->params.kv_head_first + kv->head, 1) > 0);
+        }
+    }
 }
 
 static tria_status resolve_sets(tria_resolved *r, tria_error *error)
@@ -321,20 +373,12 @@ static tria_status resolve_sets(tria_resolved *r, tria_error *error)
 
     for (int32_t l = 0; l < r->plan.n_layers; l++) {
         tria_v1_layer *layer = &r->layers[l];
-        int32_t calibrated = 0;
-        for (int32_t v = 0; v < layer->n_kv_heads; v++) {
-            calibrated += r->kv[layer->first_kv_slot + v].n_calibrated;
-        }
-        if (r->params.all_reduce != NULL) {
-            /* Ranks must agree on who ranks by position: count the heads that others own as well. */
-            calibrated += calibrated_in_file(r->params.calibration, layer->model_layer);
-        }
+        const int32_t calibrated = calibrated_in_layer(r, l);
         layer->by_position = layer->n_kv_heads > 0 && calibrated == 0;
         if (layer->n_kv_heads == 0 || (pooled && !layer->takes_part)) {
             continue;
         }
-        any_calibrated =
-            any_calibrated || calibrated > 0 || (r->params.all_reduce != NULL && others_calibrated(r));
+        any_calibrated = any_calibrated || calibrated > 0;
         if (mode == TRIA_MODE_PER_HEAD && heads >= 0 && heads != layer->n_kv_heads) {
             return tria_fail(error, TRIA_E_ARGUMENT,
                              "plan: per-head needs equal KV head counts: layer %d has %d, layer %d has %d",
@@ -372,8 +416,12 @@ static tria_status resolve_sets(tria_resolved *r, tria_error *error)
                          "plan: no layer takes part in mode %s (all are sliding-window)",
                          tria_mode_name(mode));
     }
+    if (pooled && tria_needs_reduce(&r->plan)) { /* ranks must agree on this, too */
+        any_calibrated = calibrated_in_model(r, 0, TRIA_MAX_HEADS) > 0;
+    }
     r->plan.n_sets = n_sets;
     r->plan.all_by_position = !any_calibrated;
+    resolve_borrowing(r);
     return TRIA_OK;
 }
 
@@ -404,7 +452,8 @@ static tria_status resolve_weights(tria_resolved *r, tria_error *error)
             count++;
         }
     }
-    if (r->params.mode == TRIA_MODE_GLOBAL && count > 0 && sum <= 0.0) {
+    /* other ranks' layers may have the weights that these lack */
+    if (r->params.mode == TRIA_MODE_GLOBAL && r->params.all_reduce == NULL && count > 0 && sum <= 0.0) {
         return tria_fail(error, TRIA_E_ARGUMENT, "plan: the weights of all layers that take part are zero");
     }
     for (int32_t l = 0; l < r->plan.n_layers; l++) {

@@ -164,6 +164,14 @@ tria_status check_supported(const tria_v1_plan *plan, tria_error *error)
                     "%d KV heads, %d keep sets, %d sequences: too many for one launch", plan->n_kv,
                     plan->n_sets, plan->params->max_sequences);
     }
+    for (int s = 0; s < plan->n_kv; s++) {
+        if (plan->kv[s].borrows && plan->params->all_reduce != NULL && plan->partial_layers &&
+            plan->params->mode == TRIA_MODE_PER_HEAD) {
+            return fail(error, TRIA_E_UNSUPPORTED,
+                        "KV head %d is calibrated in no layer and would need the scores of other ranks",
+                        plan->kv[s].head);
+        }
+    }
     for (int l = 0; l < plan->n_layers; l++) {
         const tria_v1_layer *layer = &plan->layers[l];
         if (has_sets(layer)) {
@@ -294,24 +302,6 @@ void shape_context(Context *context, const tria_v1_plan *v1)
     for (int i = 0; i < max_score_launches; i++) {
         context->launches[i] = launch;
     }
-}
-
-/* Whether the slots of a set have no calibrated query head of their own, in modes where others lend. */
-static bool set_borrows(const tria_v1_plan *plan, int set, int slot)
-{
-    const int mode = plan->params->mode;
-    if (mode == TRIA_MODE_PER_LAYER_PER_HEAD) {
-        return plan->kv[slot].n_calibrated == 0 && !plan->layers[plan->kv[slot].layer].by_position;
-    }
-    if (mode != TRIA_MODE_PER_HEAD || plan->all_by_position) {
-        return false;
-    }
-    for (int s = 0; s < plan->n_kv; s++) {
-        if (plan->kv[s].set == set && plan->kv[s].n_calibrated > 0) {
-            return false;
-        }
-    }
-    return true;
 }
 
 static int first_slot(const tria_v1_plan *plan, int set)
@@ -537,7 +527,7 @@ void describe(Context *context, Blob *blob)
             }
         }
         to->n_slots = n_set_slots - to->first;
-        to->borrows = set_borrows(v1, set, slot);
+        to->borrows = v1->kv[slot].borrows;
         to->scope = kvs[slot].scope;
         to->by_position = plan->mode == TRIA_MODE_PER_HEAD || plan->mode == TRIA_MODE_UNION ||
                                   plan->mode == TRIA_MODE_GLOBAL

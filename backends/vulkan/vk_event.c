@@ -126,7 +126,7 @@ static bool ranked_by_position(const tria_v1_plan *plan, const tria_v1_event *ev
     if (vk_is_pooled(plan) ? plan->all_by_position : plan->layers[plan->kv[slot].layer].by_position) {
         return true;
     }
-    return vk_borrows(plan, slot) && !can_borrow(plan, event, slot);
+    return plan->kv[slot].borrows && !can_borrow(plan, event, slot);
 }
 
 static void fill_sets(vk_context *context, const tria_v1_event *event, uint32_t *words)

@@ -9,23 +9,6 @@ bool vk_is_pooled(const tria_v1_plan *plan)
     return mode == TRIA_MODE_PER_HEAD || mode == TRIA_MODE_UNION || mode == TRIA_MODE_GLOBAL;
 }
 
-bool vk_borrows(const tria_v1_plan *plan, int32_t slot)
-{
-    const tria_v1_kv *kv = &plan->kv[slot];
-    if (plan->params->mode == TRIA_MODE_PER_LAYER_PER_HEAD) {
-        return kv->n_calibrated == 0 && !plan->layers[kv->layer].by_position;
-    }
-    if (plan->params->mode != TRIA_MODE_PER_HEAD || kv->set < 0 || plan->all_by_position) {
-        return false;
-    }
-    for (int32_t s = 0; s < plan->n_kv; s++) {
-        if (plan->kv[s].set == kv->set && plan->kv[s].n_calibrated > 0) {
-            return false;
-        }
-    }
-    return true;
-}
-
 int32_t vk_first_slot(const tria_v1_plan *plan, int32_t set)
 {
     int32_t slot = 0;
@@ -235,7 +218,7 @@ static void fill_sets(const vk_layout *layout, const tria_v1_plan *plan, uint32_
         uint32_t *w = words + layout->header[PLAN_SETS] + set * SET_WORDS;
         w[SET_KV] = (uint32_t)first;
         w[SET_BEGIN] = list.count;
-        if (vk_borrows(plan, first)) {
+        if (plan->kv[first].borrows) {
             const int32_t layer = mode == TRIA_MODE_PER_HEAD ? -1 : plan->kv[first].layer;
             if (layer != borrowed_layer) {
                 borrowed_layer = layer;

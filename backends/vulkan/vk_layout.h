@@ -35,8 +35,6 @@ void vk_constants_fill(const vk_layout *layout, const tria_v1_plan *plan, const 
 
 /* Mirrors of the core's rules. */
 bool vk_is_pooled(const tria_v1_plan *plan); /* modes that combine layers */
-/* Whether a KV head ranks by the scores of others, having no calibrated heads of its own. */
-bool vk_borrows(const tria_v1_plan *plan, int32_t slot);
 int32_t vk_first_slot(const tria_v1_plan *plan, int32_t set);
 
 #endif

@@ -73,6 +73,8 @@ typedef struct tria_v1_kv {
     int32_t group_begin; /* its query slots: desc->group[group_begin .. group_end) */
     int32_t group_end;
     int32_t n_calibrated; /* calibrated ones among them */
+    int32_t borrows; /* it has no score of its own and takes the mean z of the calibrated query heads of its
+                        layer (per_layer_per_head) or of all layers, other ranks' too (per_head) */
 } tria_v1_kv;
 
 typedef struct tria_v1_plan {

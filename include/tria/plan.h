@@ -65,7 +65,9 @@ typedef void (*tria_parallel_for)(void *context, int32_t n, void (*task)(void *a
  * Tensor or pipeline parallel: combine `data` [count] f32 over all ranks in place (ncclAllReduce,
  * MPI_Allreduce ...). `stream` is the batch's stream, `data` is device memory on a device backend.
  * Returns 0, anything else fails the event with CANCELLED. Every rank makes the same calls in the
- * same order.
+ * same order, and has the same model and calibration. Modes in which KV heads have sets of their own
+ * exchange nothing when heads are split: there a KV head without calibrated query heads borrows the
+ * scores of its own rank's heads only.
  */
 typedef int32_t (*tria_all_reduce)(void *context, float *data, int64_t count, tria_reduce_op op,
                                    void *stream);
@@ -132,7 +134,7 @@ TRIA_API void tria_plan_params_init(tria_plan_params *params);
 
 typedef struct tria_plan tria_plan;
 
-/* Errors: ARGUMENT (a setting that can never work: n_sink + n_recent >= budget, budget <= a sliding
+/* Errors: ARGUMENT (a setting that can never work: n_sink + n_recent >= budget, budget below a sliding
  * window taking part, all layer weights zero ...), MISMATCH (calibration against model or layout),
  * UNSUPPORTED (names the layer and the combination), MEMORY, DEVICE. */
 TRIA_API tria_status tria_plan_create(const tria_plan_params *params, const tria_env *env, tria_plan **plan,
@@ -303,8 +305,8 @@ typedef enum tria_part {
     TRIA_PART_COMPACT = 3
 } tria_part;
 /* Seconds a part of the last calls took: on the CPU summed over its threads (compaction: of the calling
- * thread), on a device by its own clock, after tria_plan_synchronize(). 0 when it has not run or the backend
- * does not measure. */
+ * thread), on a device by its own clock, after tria_plan_synchronize(). 0 when it has not run or the
+ * backend does not measure. */
 TRIA_API double tria_plan_seconds(const tria_plan *plan, int32_t part);
 
 /*

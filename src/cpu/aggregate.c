@@ -4,12 +4,15 @@
 #include <math.h>
 #include <string.h>
 
-static bool wants_mean(const tria_v1_plan *plan)
+static bool wants_mean(const tria_v1_plan *plan, int32_t slot)
 {
+    if (plan->kv[slot].borrows) {
+        return true;
+    }
     return plan->params->mode == TRIA_MODE_PER_HEAD && plan->params->layers_agg == TRIA_AGGREGATE_MEAN;
 }
 
-/* Mean z of everybody's query heads: those of the layer, or all. */
+/* Sum of the z of everybody's query heads, the layer's or all, and how many were (in `w->row`). */
 static void borrow(const tria_cpu_context *c, const tria_worker *w, int32_t slot, int32_t n, float *out)
 {
     const tria_v1_plan *plan = c->plan;
@@ -26,16 +29,13 @@ static void borrow(const tria_cpu_context *c, const tria_worker *w, int32_t slot
             total[i] += c->counts[s * c->stride + i];
         }
     }
-    for (int32_t i = 0; i < n; i++) {
-        out[i] = total[i] > 0.0F ? out[i] / total[i] : NAN;
-    }
 }
 
 /* Over the KV heads of the set: sum or max of what is not NaN, and how many were (in `w->row`). */
 static void accumulate(const tria_cpu_context *c, const tria_worker *w, int32_t set, int32_t n, float *out)
 {
     const tria_v1_plan *plan = c->plan;
-    const bool mean = wants_mean(plan);
+    const bool mean = wants_mean(plan, tria_first_slot(plan, set));
     float *count = w->row;
     memset(count, 0, sizeof(*count) * (size_t)n);
     for (int32_t i = 0; i < n; i++) {
@@ -64,22 +64,27 @@ void tria_cpu_aggregate_set(tria_cpu_context *c, tria_worker *w, int32_t set)
     const tria_v1_plan *plan = c->plan;
     const int32_t slot = tria_first_slot(plan, set);
     const int32_t n = c->event->rows[slot];
+    const bool mean = wants_mean(plan, slot);
     float *out = tria_cpu_final(c, set);
 
     if (tria_ranked_by_position(plan, c->event, slot)) {
         for (int32_t i = 0; i < n; i++) {
             out[i] = NAN;
         }
-    } else if (tria_borrows(plan, slot)) {
+        return;
+    }
+    if (plan->kv[slot].borrows) {
         borrow(c, w, slot, n, out);
     } else if (!c->scores_reach_sets) {
         accumulate(c, w, set, n, out);
-        for (int32_t i = 0; i < n && !tria_needs_reduce(plan); i++) {
-            out[i] = w->row[i] > 0.0F ? (wants_mean(plan) ? out[i] / w->row[i] : out[i]) : NAN;
-        }
-        if (tria_needs_reduce(plan) && wants_mean(plan)) {
-            memcpy(c->reduce + set * c->stride, w->row, sizeof(float) * (size_t)n);
-        }
+    } else {
+        return;
+    }
+    for (int32_t i = 0; i < n && !tria_needs_reduce(plan); i++) {
+        out[i] = w->row[i] > 0.0F ? (mean ? out[i] / w->row[i] : out[i]) : NAN;
+    }
+    if (tria_needs_reduce(plan) && mean) {
+        memcpy(c->reduce + set * c->stride, w->row, sizeof(float) * (size_t)n);
     }
 }
 
@@ -87,13 +92,13 @@ tria_status tria_cpu_reduce(tria_cpu_context *c, void *stream, tria_error *error
 {
     const tria_v1_plan *plan = c->plan;
     const tria_plan_params *params = plan->params;
-    const bool mean = wants_mean(plan);
     for (int32_t set = 0; set < plan->n_sets; set++) {
         const int32_t slot = tria_first_slot(plan, set);
         const int32_t n = c->event->rows[slot];
+        const bool mean = wants_mean(plan, slot);
         float *out = tria_cpu_final(c, set);
         float *count = mean ? c->reduce + set * c->stride : NULL;
-        if (tria_ranked_by_position(plan, c->event, slot) || tria_borrows(plan, slot)) {
+        if (tria_ranked_by_position(plan, c->event, slot)) {
             continue;
         }
         const tria_reduce_op op = mean ? TRIA_REDUCE_SUM : TRIA_REDUCE_MAX;

@@ -297,7 +297,7 @@ static void shape(tria_cpu_context *c, const tria_v1_plan *plan)
     c->n_workers = plan->params->n_threads > 1 ? plan->params->n_threads : 1;
     c->scores_reach_sets = plan->params->mode == TRIA_MODE_PER_LAYER_PER_HEAD;
     for (int32_t s = 0; s < plan->n_kv; s++) {
-        c->has_sums = c->has_sums || tria_borrows(plan, s);
+        c->has_sums = c->has_sums || plan->kv[s].borrows;
     }
     divide_slots(c, plan, NULL);
 }

@@ -310,7 +310,7 @@ static double aggregate_row(const reference_context *c, int32_t set, int32_t slo
     const int32_t mode = plan->params->mode;
     const bool mean = mode == TRIA_MODE_PER_HEAD && plan->params->layers_agg == TRIA_AGGREGATE_MEAN;
     accumulator a = {0.0, 0};
-    if (tria_borrows(plan, slot)) {
+    if (plan->kv[slot].borrows) {
         accumulate_queries(c, mode == TRIA_MODE_PER_HEAD ? -1 : plan->kv[slot].layer, row, true, &a);
         return finish(&a, true);
     }

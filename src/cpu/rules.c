@@ -59,23 +59,6 @@ int64_t tria_rows_allowed(const tria_v1_plan *plan, int32_t set_budget, tria_pro
     return (int64_t)set_budget + (plan->params->count_prompt ? 0 : protection.n_prompt);
 }
 
-bool tria_borrows(const tria_v1_plan *plan, int32_t slot)
-{
-    const tria_v1_kv *kv = &plan->kv[slot];
-    if (plan->params->mode == TRIA_MODE_PER_LAYER_PER_HEAD) {
-        return kv->n_calibrated == 0 && !plan->layers[kv->layer].by_position;
-    }
-    if (plan->params->mode != TRIA_MODE_PER_HEAD || kv->set < 0 || plan->all_by_position) {
-        return false;
-    }
-    for (int32_t s = 0; s < plan->n_kv; s++) {
-        if (plan->kv[s].set == kv->set && plan->kv[s].n_calibrated > 0) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* Do all slots whose scores `slot` would borrow hold the same rows at the same positions? */
 static bool can_borrow(const tria_v1_plan *plan, const tria_v1_event *event, int32_t slot)
 {
@@ -100,7 +83,7 @@ bool tria_ranked_by_position(const tria_v1_plan *plan, const tria_v1_event *even
     if (is_pooled(plan) ? plan->all_by_position : plan->layers[plan->kv[slot].layer].by_position) {
         return true;
     }
-    return tria_borrows(plan, slot) && !can_borrow(plan, event, slot);
+    return plan->kv[slot].borrows && !can_borrow(plan, event, slot);
 }
 
 int32_t tria_first_slot(const tria_v1_plan *plan, int32_t set)

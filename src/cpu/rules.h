@@ -20,10 +20,6 @@ int64_t tria_rows_allowed(const tria_v1_plan *plan, int32_t set_budget, tria_pro
 /* Whether the set of KV slot `slot` is ranked by position in this event. */
 bool tria_ranked_by_position(const tria_v1_plan *plan, const tria_v1_event *event, int32_t slot);
 
-/* A KV head without calibrated heads of its own borrows the mean z of others: those of its layer
- * (per_layer_per_head) or all (per_head, when it is calibrated in no layer). */
-bool tria_borrows(const tria_v1_plan *plan, int32_t slot);
-
 /* Whether any set of the event has a row to lose. */
 bool tria_can_evict(const tria_v1_plan *plan, const tria_v1_event *event);
 

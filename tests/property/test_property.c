@@ -585,10 +585,12 @@ static void check_ranks(world *w, const outcome *whole, double epsilon)
         equal_heads &= w->geometry[l].n_kv_heads == w->geometry[0].n_kv_heads;
         sources |= w->geometry[l].kv_source >= 0;
     }
-    if (!equal_heads || !w->all_calibrated || !w->same_rows || w->k_state == TRIA_K_RAW) {
+    if (!equal_heads || !w->same_rows || w->k_state == TRIA_K_RAW) {
         return;
     }
-    if (w->geometry[0].n_kv_heads > 1) {
+    /* heads that have their own sets and no calibration borrow from their own rank's heads only */
+    const bool exchange = mode != TRIA_MODE_PER_HEAD && mode != TRIA_MODE_PER_LAYER_PER_HEAD;
+    if (w->geometry[0].n_kv_heads > 1 && (w->all_calibrated || exchange)) {
         split = *whole;
         EXPECT(ranks_split_heads(w, split.rows, split.counts));
         if (mode == TRIA_MODE_GLOBAL) { /* weights are scaled by another constant */
