@@ -15,6 +15,9 @@
 /* Rows of one head that are scored before the next head's turn. Where heads lie side by side their rows
  * share pages of memory, which are then translated once for all of them. */
 #define HEAD_CHUNK 128
+/* The smallest pages that memory comes in. */
+#define PAGE_BYTES 4096
+#define LINE_BYTES 64
 
 int32_t tria_cpu_features(void)
 {
@@ -147,12 +150,13 @@ typedef struct prepared {
     const tria_score_job *job;
     tria_score_span span; /* all but the rows */
     tria_source source;
-    bool direct;        /* the loops read the cache; otherwise rows are decoded to `block` */
+    bool direct; /* the loops read the cache; otherwise rows are decoded to `block` */
+    bool with_mag;
     int32_t decode_dim; /* leading dims a decoded row has */
     float *row;         /* one decoded row, stored order */
     float *block;       /* TRIA_ROW_BLOCK decoded rows: real, imaginary, content */
     int64_t block_stride;
-    float *best;        /* [n_heads][TRIA_ROW_BLOCK], offsets other than the first */
+    float *best; /* [n_heads][TRIA_ROW_BLOCK], offsets other than the first */
     float **best_heads;
     const float *no_lin; /* zeros as long as one vector */
 } prepared;
@@ -300,7 +304,8 @@ static void repeat_weights(const tria_cpu_kernels *kernels, float *weights, int3
     const int32_t dims = kernels->dims;
     for (int32_t from = n - dims; from >= 0 && kernels->repeat > 1; from -= dims) {
         for (int32_t r = 0; r < kernels->repeat; r++) {
-            memmove(weights + from * kernels->repeat + r * dims, weights + from, (size_t)dims * sizeof(float));
+            memmove(weights + from * kernels->repeat + r * dims, weights + from,
+                    (size_t)dims * sizeof(float));
         }
     }
 }
@@ -320,6 +325,7 @@ static size_t prepare(const tria_cpu_kernels *kernels, const tria_score_job *job
     memset(p, 0, sizeof(*p));
     p->job = job;
     p->direct = read_directly(job, p);
+    p->with_mag = job->mag != NULL && job->rotary_dim > 0;
     p->decode_dim = job->k_state == TRIA_K_HADAMARD ? dim : job->head_dim;
     p->row = no_lin + weights;
     p->block = p->row + vector;
@@ -358,7 +364,7 @@ static size_t prepare(const tria_cpu_kernels *kernels, const tria_score_job *job
         repeat_weights(kernels, lin + v * weights,
                        2 * span->n_freq + round_lanes(job->head_dim - job->rotary_dim));
     }
-    if (job->mag != NULL) {
+    if (p->with_mag) {
         for (int32_t h = 0; h < job->n_heads; h++) {
             float *padded = mag + h * span->mag_stride;
             memset(padded, 0, (size_t)span->n_freq * sizeof(float));
@@ -411,14 +417,14 @@ static void score_offsets(const tria_cpu_kernels *kernels, const prepared *p, co
                 keep_larger(rows->out[h] + first, p->best_heads[h], span.n_rows);
             }
         }
-        if (job->mag != NULL) {
+        if (p->with_mag) {
             span.lin = p->no_lin;
             span.lin_stride = 0;
             score[interleaved][1](&span);
         }
         for (int32_t h = 0; h < rows->n_heads; h++) {
             for (int32_t i = 0; i < span.n_rows; i++) {
-                rows->out[h][first + i] += (job->mag != NULL ? p->best_heads[h][i] : 0.0f) +
+                rows->out[h][first + i] += (p->with_mag ? p->best_heads[h][i] : 0.0f) +
                                            (rows->terms != NULL ? rows->terms[h][first + i] : 0.0f);
             }
         }
@@ -431,7 +437,7 @@ static void score_span(const tria_cpu_kernels *kernels, const prepared *p, const
         score_offsets(kernels, p, span);
     } else {
         bool interleaved = p->direct && p->job->rope_style != TRIA_ROPE_HALF;
-        kernels->score[p->source][interleaved][p->job->mag != NULL](span);
+        kernels->score[p->source][interleaved][p->with_mag](span);
     }
 }
 
@@ -500,6 +506,37 @@ static int32_t even_rows(const tria_rows *rows, int32_t row, int32_t n)
     return left < n ? left : n;
 }
 
+/* Compilers drop calls of functions that only fetch ahead as having no effect; not so when inlined. */
+#define FETCHING static inline __attribute__((always_inline))
+
+/* Terms and scores of rows [first, end): runs too short for the machine to see them coming. */
+FETCHING void fetch_scores(const tria_score_job *job, int32_t first, int32_t end)
+{
+    for (int32_t h = 0; h < job->n_heads; h++) {
+        for (int32_t i = first; i < end; i += LINE_BYTES / (int32_t)sizeof(float)) {
+            __builtin_prefetch(&job->out[h][i], 1, 2);
+            if (job->terms != NULL) {
+                __builtin_prefetch(&job->terms[h][i], 0, 2);
+            }
+        }
+    }
+}
+
+/* Has the pages of memory that hold rows [first, end) translated, all at once: each one when its rows are
+ * reached would hold up everything for as long as it takes. Takes another line of each page, as lines
+ * equally far from their pages' starts compete for few places in the caches. */
+FETCHING void translate_pages(const prepared *p, int32_t first, int32_t end)
+{
+    const tria_rows *rows = p->job->rows;
+    if (p->direct && rows->page_table == NULL && first < end) {
+        const unsigned char *row = tria_rows_at(rows, p->job->first_row + first);
+        const int64_t size = (end - first) * rows->tensor->token_stride;
+        for (int64_t at = 0; at < size; at += PAGE_BYTES - LINE_BYTES) {
+            __builtin_prefetch(row + at, 0, 2);
+        }
+    }
+}
+
 /* Rows [first, end) of a job. */
 static void score_range(const tria_cpu_kernels *kernels, const prepared *p, int32_t first, int32_t end)
 {
@@ -544,6 +581,25 @@ static int32_t smaller(int32_t a, int32_t b)
     return a < b ? a : b;
 }
 
+/* Whether the rows of two jobs lie in the same pages of memory, give or take one. */
+static bool side_by_side(const tria_rows *a, const tria_rows *b)
+{
+    const uintptr_t x = (uintptr_t)a->head_base, y = (uintptr_t)b->head_base;
+    return (x > y ? x - y : y - x) < PAGE_BYTES;
+}
+
+/* HEAD_CHUNK rows of a job from `first` on, and what the next chunks need of it fetched ahead. */
+static void score_chunk(const tria_cpu_kernels *kernels, const prepared *all, int32_t index, int32_t first)
+{
+    const prepared *p = &all[index];
+    const int32_t n_rows = p->job->n_rows, next = first + HEAD_CHUNK;
+    fetch_scores(p->job, next, smaller(n_rows, next + HEAD_CHUNK));
+    if (index == 0 || !side_by_side(p->job->rows, all[index - 1].job->rows)) {
+        translate_pages(p, next + HEAD_CHUNK, smaller(n_rows, next + 2 * HEAD_CHUNK));
+    }
+    score_heads(kernels, p, first, smaller(n_rows, next));
+}
+
 void tria_score_rows(const tria_cpu_kernels *kernels, const tria_score_job *jobs, int32_t n_jobs,
                      void *scratch)
 {
@@ -560,7 +616,7 @@ void tria_score_rows(const tria_cpu_kernels *kernels, const tria_score_job *jobs
     for (int32_t chunk = 0; chunk < longest; chunk += MOMENTS_CHUNK) {
         for (int32_t first = chunk; first < smaller(longest, chunk + MOMENTS_CHUNK); first += HEAD_CHUNK) {
             for (int32_t j = 0; j < n_jobs; j++) {
-                score_heads(kernels, &all[j], first, smaller(jobs[j].n_rows, first + HEAD_CHUNK));
+                score_chunk(kernels, all, j, first);
             }
         }
         for (int32_t j = 0; j < n_jobs; j++) {

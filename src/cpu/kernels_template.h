@@ -67,6 +67,18 @@ INLINE void NAME(load_pair)(const tria_score_span *span, const NAME(tile_rows) *
     }
 }
 
+/* Rows *fetched ... of the tile far ahead that are due by frequency f, which the second cache has room for.
+ */
+INLINE void NAME(fetch)(const tria_score_span *span, const unsigned char *tile, int32_t f, int32_t *fetched)
+{
+    for (; *fetched < TILE_ROWS && *fetched * span->n_freq <= f * TILE_ROWS; ++*fetched) {
+        const unsigned char *row = tile + span->prefetch + *fetched * span->row_stride;
+        for (int32_t b = 0; b < span->row_bytes; b += 64) {
+            __builtin_prefetch(row + b, 0, 2);
+        }
+    }
+}
+
 /* Adds the product of DIMS dims of each row with a head's weights. */
 INLINE void NAME(accumulate)(vf *acc, const vf *x, const float *weights)
 {
@@ -91,13 +103,22 @@ INLINE void NAME(tile)(const tria_score_span *span, const NAME(tile_rows) * tile
             acc[h][v] = vf_set1(0.0f);
         }
     }
+    vf magnitude[TILE_VECTORS] = {vf_set1(0.0f)};
+    int32_t fetched = first_head == 0 ? 0 : TILE_ROWS; /* once for all heads */
     for (int32_t f = 0; f < span->n_freq; f += DIMS) {
-        vf real[TILE_VECTORS], imag[TILE_VECTORS], magnitude[TILE_VECTORS];
+        vf real[TILE_VECTORS], imag[TILE_VECTORS];
+        NAME(fetch)(span, tile->rows[0], f, &fetched);
         UNROLL
         for (int v = 0; v < TILE_VECTORS; v++) {
             NAME(load_pair)(span, tile, v, f, source, interleaved, &real[v], &imag[v]);
         }
-        /* First, because square roots take long and the products below need not wait for them. */
+        /* Those of the round before: square roots take long. */
+        if (with_mag && f > 0) {
+            UNROLL
+            for (int h = 0; h < n_heads; h++) {
+                NAME(accumulate)(acc[h], magnitude, mag + h * span->mag_stride + (f - DIMS) * REPEAT);
+            }
+        }
         UNROLL
         for (int v = 0; v < TILE_VECTORS && with_mag; v++) {
             magnitude[v] = vf_sqrt(vf_fma(real[v], real[v], vf_mul(imag[v], imag[v])));
@@ -110,10 +131,10 @@ INLINE void NAME(tile)(const tria_score_span *span, const NAME(tile_rows) * tile
         for (int h = 0; h < n_heads; h++) {
             NAME(accumulate)(acc[h], imag, lin + h * span->lin_stride + (span->n_freq + f) * REPEAT);
         }
-        UNROLL
-        for (int h = 0; h < n_heads && with_mag; h++) {
-            NAME(accumulate)(acc[h], magnitude, mag + h * span->mag_stride + f * REPEAT);
-        }
+    }
+    UNROLL
+    for (int h = 0; h < n_heads && with_mag; h++) {
+        NAME(accumulate)(acc[h], magnitude, mag + h * span->mag_stride + (span->n_freq - DIMS) * REPEAT);
     }
     lin += 2 * (int64_t)span->n_freq * REPEAT;
     UNROLL
@@ -138,14 +159,17 @@ INLINE void NAME(tile)(const tria_score_span *span, const NAME(tile_rows) * tile
 INLINE void NAME(open_tile)(const tria_score_span *span, int32_t first_row, int32_t n_rows, int source,
                             NAME(tile_rows) * tile)
 {
+    const unsigned char *row = span->rows + first_row * span->row_stride;
+    const unsigned char *scale = span->scales + first_row * span->scale_stride;
     float scales[TILE_ROWS];
     UNROLL
     for (int r = 0; r < TILE_ROWS; r++) {
-        int64_t row = first_row + (r < n_rows ? r : n_rows - 1);
-        tile->rows[r] = span->rows + row * span->row_stride;
+        tile->rows[r] = row;
+        row += r + 1 < n_rows ? span->row_stride : 0;
         if (source == TRIA_SOURCE_INT8 || source == TRIA_SOURCE_FP8) {
-            memcpy(&scales[r], span->scales + row * span->scale_stride, sizeof(float));
+            memcpy(&scales[r], scale, sizeof(float));
             scales[r] *= source == TRIA_SOURCE_FP8 ? span->fp8.factor : 1.0f;
+            scale += r + 1 < n_rows ? span->scale_stride : 0;
         }
     }
     int32_t n_blocks = source == TRIA_SOURCE_Q8_0                                ? span->row_bytes / 34
@@ -163,47 +187,17 @@ INLINE void NAME(open_tile)(const tria_score_span *span, int32_t first_row, int3
     }
 }
 
-INLINE void NAME(tile_heads)(const tria_score_span *span, int32_t first_row, int32_t first_head,
-                             int n_heads, int source, bool interleaved, bool with_mag)
+/* Adds the terms and writes n_rows scores of every head; inlined, so that whole tiles take no loops. */
+INLINE void NAME(store_tile)(const tria_score_span *span, int32_t first_row, int32_t first_head,
+                             int n_heads, int32_t n_rows, float *out)
 {
-    NAME(tile_rows) tile;
-    float out[TILE_HEADS * TILE_ROWS];
-    int32_t n_rows = span->n_rows - first_row < TILE_ROWS ? span->n_rows - first_row : TILE_ROWS;
-    NAME(open_tile)(span, first_row, n_rows, source, &tile);
-    if (first_head == 0) {
-        /* Far ahead into the second cache, which has room for it, and the next tile into the first. */
-        UNROLL
-        for (int r = 0; r < TILE_ROWS; r++) {
-            uintptr_t row = (uintptr_t)tile.rows[r];
-            uintptr_t far = row + (uintptr_t)span->prefetch;
-            uintptr_t near = row + (uintptr_t)span->row_stride * TILE_ROWS;
-            for (int32_t b = 0; b < span->row_bytes; b += 64) {
-                __builtin_prefetch((const void *)(far + (uintptr_t)b), 0, 2);
-                __builtin_prefetch((const void *)(near + (uintptr_t)b));
-            }
-        }
-    }
-    switch (n_heads) {
-    case 1:
-        NAME(tile)(span, &tile, first_head, source, interleaved, with_mag, 1, out);
-        break;
-    case 2:
-        NAME(tile)(span, &tile, first_head, source, interleaved, with_mag, 2, out);
-        break;
-    case 3:
-        NAME(tile)(span, &tile, first_head, source, interleaved, with_mag, 3, out);
-        break;
-    default:
-        NAME(tile)(span, &tile, first_head, source, interleaved, with_mag, 4, out);
-        break;
-    }
+    const int64_t index = (int64_t)span->first + first_row;
     for (int h = 0; h < n_heads; h++) {
-        int64_t index = (int64_t)span->first + first_row;
         float *scores = out + h * TILE_ROWS;
         if (span->terms != NULL) {
-            float terms[TILE_ROWS] = {0};
+            float terms[TILE_ROWS];
             memcpy(terms, span->terms[first_head + h] + index, (size_t)n_rows * sizeof(float));
-            for (int r = 0; r < TILE_ROWS; r++) {
+            for (int r = 0; r < n_rows; r++) {
                 scores[r] += terms[r];
             }
         }
@@ -211,17 +205,48 @@ INLINE void NAME(tile_heads)(const tria_score_span *span, int32_t first_row, int
     }
 }
 
-/* Blocks of rows that stay in the first cache while the heads go by, TILE_HEADS or fewer at a time. */
+/* Rows [first, end) for a few heads. */
+INLINE void NAME(rows)(const tria_score_span *span, int32_t first, int32_t end, int32_t first_head,
+                       int n_heads, int source, bool interleaved, bool with_mag)
+{
+    for (int32_t row = first; row < end; row += TILE_ROWS) {
+        NAME(tile_rows) tile;
+        float out[TILE_HEADS * TILE_ROWS];
+        const int32_t n_rows = end - row < TILE_ROWS ? end - row : TILE_ROWS;
+        NAME(open_tile)(span, row, n_rows, source, &tile);
+        NAME(tile)(span, &tile, first_head, source, interleaved, with_mag, n_heads, out);
+        if (n_rows == TILE_ROWS) {
+            NAME(store_tile)(span, row, first_head, n_heads, TILE_ROWS, out);
+        } else {
+            NAME(store_tile)(span, row, first_head, n_heads, n_rows, out);
+        }
+    }
+}
+
+/* TILE_HEADS or fewer heads at a time; when they are more, blocks of rows stay in the first cache while the
+ * heads go by. */
 INLINE void NAME(span)(const tria_score_span *span, int source, bool interleaved, bool with_mag)
 {
-    int32_t n_parts = (span->n_heads + TILE_HEADS - 1) / TILE_HEADS;
-    for (int32_t block = 0; block < span->n_rows; block += TRIA_ROW_BLOCK) {
-        int32_t end = span->n_rows - block < TRIA_ROW_BLOCK ? span->n_rows : block + TRIA_ROW_BLOCK;
+    const int32_t n_parts = (span->n_heads + TILE_HEADS - 1) / TILE_HEADS;
+    const int32_t n_block = n_parts > 1 ? TRIA_ROW_BLOCK : span->n_rows;
+    for (int32_t block = 0; block < span->n_rows; block += n_block) {
+        const int32_t end = span->n_rows - block < n_block ? span->n_rows : block + n_block;
         for (int32_t part = 0; part < n_parts; part++) {
-            int32_t head = (int32_t)((int64_t)span->n_heads * part / n_parts);
-            int32_t next = (int32_t)((int64_t)span->n_heads * (part + 1) / n_parts);
-            for (int32_t row = block; row < end; row += TILE_ROWS) {
-                NAME(tile_heads)(span, row, head, (int)(next - head), source, interleaved, with_mag);
+            const int32_t head = (int32_t)((int64_t)span->n_heads * part / n_parts);
+            const int32_t next = (int32_t)((int64_t)span->n_heads * (part + 1) / n_parts);
+            switch (next - head) {
+            case 1:
+                NAME(rows)(span, block, end, head, 1, source, interleaved, with_mag);
+                break;
+            case 2:
+                NAME(rows)(span, block, end, head, 2, source, interleaved, with_mag);
+                break;
+            case 3:
+                NAME(rows)(span, block, end, head, 3, source, interleaved, with_mag);
+                break;
+            default:
+                NAME(rows)(span, block, end, head, 4, source, interleaved, with_mag);
+                break;
             }
         }
     }
