@@ -131,24 +131,46 @@ static llama_token *turn_tokens(const options *o, const engine *e, const char *t
     return tokens;
 }
 
-/* False when Ctrl-C cancelled it: as much of the prompt as was written is taken back. */
+static void record_prompt(const session *s, const llama_token *tokens, int64_t n)
+{
+    if (s->record != NULL) {
+        tokens_write_prompt(s->record, tokens, (int32_t)n);
+    }
+}
+
+/* What was written of a cancelled prompt is taken back. It stays, as the prompt, when rows from before it
+ * were evicted to make room (--bound-prefill). */
+static tria_status drop_prompt(const session *s, const llama_token *tokens, int64_t before,
+                               tria_error *error)
+{
+    host_stats stats;
+    host_get_stats(s->host, &stats);
+    if (stats.t == before) {
+        return TRIA_OK;
+    }
+    tria_status status = host_rollback(s->host, (int32_t)(stats.t - before), error);
+    if (status == TRIA_E_STATE) {
+        record_prompt(s, tokens, stats.t - before);
+        status = host_evict_if_due(s->host, error);
+    }
+    return status;
+}
+
+/* False when Ctrl-C cancelled it. */
 static bool feed_prompt(const session *s, const llama_token *tokens, int32_t n)
 {
     tria_error error;
     host_stats before;
-    host_stats after;
     host_get_stats(s->host, &before);
     tria_status status = host_prompt(s->host, tokens, n, &error);
     const bool cancelled = status == TRIA_E_CANCELLED;
     if (cancelled) {
-        host_get_stats(s->host, &after);
-        status = host_rollback(s->host, (int32_t)(after.t - before.t), &error);
+        status = drop_prompt(s, tokens, before.t, &error);
+    } else if (status == TRIA_OK) {
+        record_prompt(s, tokens, n);
     }
     if (status != TRIA_OK) {
         die(EXIT_FAILED, "%s", error.message);
-    }
-    if (!cancelled && s->record != NULL) {
-        tokens_write_prompt(s->record, tokens, n);
     }
     return !cancelled;
 }

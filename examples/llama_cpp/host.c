@@ -53,6 +53,12 @@ static tria_status check_params(const engine *e, const host_params *params, tria
         return fail(error, TRIA_E_ARGUMENT, "a trace records scores, policy %s has none",
                     host_policy_name(params->policy));
     }
+    if (params->trace != NULL && params->device != NULL &&
+        strcmp(tria_device_backend(params->device), "cpu") != 0) {
+        return fail(error, TRIA_E_UNSUPPORTED,
+                    "a trace is recorded on the CPU, not on backend %s (which `tria replay` can use)",
+                    tria_device_backend(params->device));
+    }
     return TRIA_OK;
 }
 
@@ -152,6 +158,9 @@ tria_status host_decode_some(struct host *h, const llama_token *tokens, int32_t 
                     h->rows, h->engine->cells);
     }
     observer_clear(h->observer);
+    if (h->params.capture != NULL) {
+        h->params.capture->accumulator = h->queries; /* each sequence's queries are its own */
+    }
     const double begin = seconds_now();
     tria_status status = engine_decode(h->engine, h->params.sequence_id, tokens, n, error);
     const double end = seconds_now();
@@ -298,13 +307,13 @@ static tria_status evict(struct host *h, tria_error *error)
     if (status == TRIA_OK) {
         status = tria_sequence_commit(h->sequence, &keep, NULL, error);
     }
-    if (status == TRIA_OK && h->params.trace != NULL) {
-        status = tria_trace_end(h->params.trace, NULL, error);
-    }
     if (status == TRIA_OK) {
         h->stats.n_evictions++;
         h->stats.evicted_rows += h->rows - count;
         h->rows = count;
+    }
+    if (status == TRIA_OK && h->params.trace != NULL) {
+        status = tria_trace_end(h->params.trace, NULL, error);
     }
     return status;
 }

@@ -180,6 +180,9 @@ tria_status host_fork(host *h, llama_seq_id sequence_id, host **copy, tria_error
         fork->sequence = NULL;
         status = tria_sequence_fork(h->sequence, params.env, &fork->sequence, error);
     }
+    if (status == TRIA_OK && h->queries != NULL) {
+        status = tria_accumulator_merge(fork->queries, h->queries, error);
+    }
     if (status != TRIA_OK) {
         host_destroy(fork);
         return status;

@@ -31,8 +31,8 @@ tria_kv_view host_view(const struct host *h, int32_t rows);
 /* Sequence, layers and plan, as the params say. */
 tria_status host_create_policy(struct host *h, tria_error *error);
 
-/* With own_weight: start to gather a conversation's queries (another host that did so loses the capture),
- * and make the plan anew with what they have been so far. */
+/* With own_weight: start to gather a conversation's queries, and make the plan anew with what they have
+ * been so far. */
 tria_status host_begin_queries(struct host *h, tria_error *error);
 tria_status host_blend_queries(struct host *h, tria_error *error);
 void host_end_queries(struct host *h);

@@ -112,15 +112,10 @@ void host_end_queries(struct host *h)
 tria_status host_begin_queries(struct host *h, tria_error *error)
 {
     host_end_queries(h);
-    if (h->params.capture == NULL) {
+    if (h->params.capture == NULL || !(h->params.own_weight > 0)) {
         return TRIA_OK;
     }
-    tria_status status = TRIA_OK;
-    if (h->params.own_weight > 0) {
-        status = capture_accumulator(h->params.model, &h->queries, error);
-    }
-    h->params.capture->accumulator = h->queries;
-    return status;
+    return capture_accumulator(h->params.model, &h->queries, error);
 }
 
 tria_status host_blend_queries(struct host *h, tria_error *error)
