@@ -21,6 +21,10 @@ awk '
     }' "$log" | c++filt -i | sed 's/tria_gpu:://g; s/(ScoreArgs)//; s/([A-Za-z]*Args)//; s/(Call)//; s/void //' | sort -u
 
 if [ -n "$plugin" ]; then
+    command -v cuobjdump >/dev/null || {
+        echo "cuobjdump is not in the PATH" >&2
+        exit 1
+    }
     echo
     echo "Loads other than from shared or constant memory in the score kernels, by width in bits:"
     echo
@@ -45,4 +49,7 @@ if [ -n "$plugin" ]; then
                 print line " |"
             }
         }' | c++filt -i | sed 's/tria_gpu:://g; s/(ScoreArgs)//; s/void //' | sort
+    echo
+    generic=$(cuobjdump -sass "$plugin" | grep -cE ' (LD|ST|ATOM)(\.[A-Z0-9]+)* ' || true)
+    echo "Loads, stores and atomic operations that have to find out which memory they go to, in all kernels: $generic."
 fi

@@ -117,37 +117,8 @@ PORT_DEVICE bool lane_of(const Plan &plan, const Event &event, const Kv &kv, int
     const bool of_k = kind == LANE_K || kind == LANE_K_SCALES;
     const Tensor tensor = *port_global(of_k ? &layer->k : &layer->v);
     unsigned char *data = of_k ? where.k : where.v;
+    int64_t head = kv.head * tensor.head_stride;
     lane->page_table = where.page_table;
-    lane->run_stride = 0;
-    lane->n_runs = 1;
-    lane->width = 4;
-    lane->run_bytes = 4;
-    lane->rows_first = true;
-    if (kind == LANE_POSITIONS) {
-        if (!owns_positions || event.positions == nullptr) {
-            return false;
-        }
-        lane->base = port_global((unsigned char *)(event.positions + (kv.layer * event.layer_stride +
-                                                                      kv.head * event.head_stride)));
-        lane->page_table = nullptr;
-        lane->page_stride = 0;
-        lane->token_stride = 4;
-        return true;
-    }
-    if (data == nullptr) {
-        return false;
-    }
-    if (kind == LANE_K_SCALES || kind == LANE_V_SCALES) {
-        unsigned char *scales = of_k ? where.k_scales : where.v_scales;
-        if (tensor.scale_kind != TRIA_SCALE_ROW) {
-            return false;
-        }
-        lane->base = port_global(scales) + kv.head * tensor.scale_head_stride;
-        lane->page_stride = tensor.scale_page_stride;
-        lane->token_stride = tensor.scale_token_stride;
-        return true;
-    }
-    lane->base = port_global(data) + kv.head * tensor.head_stride;
     lane->page_stride = tensor.page_stride;
     lane->token_stride = tensor.token_stride;
     lane->run_stride = tensor.run_stride;
@@ -155,6 +126,30 @@ PORT_DEVICE bool lane_of(const Plan &plan, const Event &event, const Kv &kv, int
     lane->n_runs = tensor.n_runs;
     lane->width = of_k ? where.k_width : where.v_width;
     lane->rows_first = tensor.tokens_side_by_side != 0;
+    if (kind != LANE_K && kind != LANE_V) { /* four bytes per row */
+        lane->run_stride = 0;
+        lane->run_bytes = 4;
+        lane->n_runs = 1;
+        lane->width = 4;
+        lane->rows_first = true;
+    }
+    if (kind == LANE_POSITIONS) {
+        data = owns_positions ? (unsigned char *)event.positions : nullptr;
+        head = 4 * (kv.layer * event.layer_stride + kv.head * event.head_stride);
+        lane->page_table = nullptr;
+        lane->page_stride = 0;
+        lane->token_stride = 4;
+    } else if (kind == LANE_K_SCALES || kind == LANE_V_SCALES) {
+        const bool present = data != nullptr && tensor.scale_kind == TRIA_SCALE_ROW;
+        data = !present ? nullptr : of_k ? where.k_scales : where.v_scales;
+        head = kv.head * tensor.scale_head_stride;
+        lane->page_stride = tensor.scale_page_stride;
+        lane->token_stride = tensor.scale_token_stride;
+    }
+    if (data == nullptr) {
+        return false;
+    }
+    lane->base = port_global(data) + head;
     return true;
 }
 

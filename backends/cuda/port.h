@@ -23,6 +23,13 @@
 /* Lanes of a warp; the threads of a block are always a multiple of 64. */
 static constexpr int port_lanes = 32;
 
+/* An address read from memory could be of any kind of memory. Told that it is not, the compiler emits loads
+ * and stores that need not find out. */
+template <class T> __device__ __forceinline__ T *port_global(T *pointer)
+{
+    __builtin_assume(__isGlobal(pointer));
+    return pointer;
+}
 template <class T> __device__ __forceinline__ T port_shuffle_down(T value, int delta)
 {
     return __shfl_down_sync(0xffffffffu, value, delta);
@@ -62,10 +69,6 @@ __device__ __forceinline__ float port_half(uint16_t bits)
 template <class T> using gptr = T *;
 template <class T> using sptr = T *;
 
-template <class T> PORT_DEVICE gptr<T> port_global(T *pointer)
-{
-    return pointer;
-}
 /* The block's shared memory from byte `offset` on. */
 template <class T> PORT_DEVICE sptr<T> port_shared(uint32_t offset)
 {

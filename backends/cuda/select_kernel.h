@@ -128,7 +128,7 @@ PORT_DEVICE Counts count_before(bool sure, bool tie, Counts *total)
 static constexpr uint32_t select_shared = 4 * (digits + 2) + 8 * (select_threads / 32);
 
 /* Blocks: (sets, events). */
-PORT_KERNEL(select_threads) select_kernel(Call call)
+PORT_KERNEL_OF(select_threads, 2) select_kernel(Call call)
 {
     const Plan &plan = call.plan;
     const Event event = port_global(call.events)[port_block_y()];

@@ -387,6 +387,10 @@ static tria_status compact_on_host(Context *context, const tria_v1_event *events
                 return fail(error, TRIA_E_ARGUMENT,
                             "event %d: positions in host memory need rows and keep sets in host memory", i);
             }
+            if (events[i].event->terms != NULL) { /* which would no longer be those of their rows */
+                return fail(error, TRIA_E_ARGUMENT,
+                            "event %d: kept terms need rows and keep sets in host memory", i);
+            }
             continue;
         }
         tria_v1_event *bare = &context->bare_v1_events[n];

@@ -78,6 +78,10 @@ static constexpr int port_lanes = __AMDGCN_WAVEFRONT_SIZE;
 static constexpr int port_lanes = 64; /* host side of the compilation, unused */
 #endif
 
+template <class T> __device__ __forceinline__ T *port_global(T *pointer)
+{
+    return pointer; /* the compiler's own guess: what it cannot tell is loaded with flat instructions */
+}
 template <class T> __device__ __forceinline__ T port_shuffle_down(T value, int delta)
 {
     return __shfl_down(value, delta);

@@ -248,6 +248,33 @@ static void test_misaligned_device_positions(void **state)
     close_setup(&t);
 }
 
+/* Terms are host memory: they cannot follow rows that the host does not hear of. */
+static void test_terms_need_host_keep_sets(void **state)
+{
+    setup t;
+    tria_device_tables tables;
+    (void)state;
+    open_setup(&t);
+    assert_int_equal(small_plan(&t.s), TRIA_OK);
+    assert_int_equal(small_select(&t.s), TRIA_OK);
+    assert_int_equal(tria_terms_create(t.s.plan, NULL, &t.s.event.terms, &t.s.error), TRIA_OK);
+    t.s.event.kv = NULL;
+    memset(&tables, 0, sizeof(tables));
+    tables.struct_size = sizeof(tables);
+    tables.keep_row_stride = SMALL_MAX_ROWS;
+    tables.keep_rows.base = device_alloc((size_t)t.s.n_kv_heads * SMALL_MAX_ROWS * sizeof(int32_t));
+    tables.keep_counts.base = device_alloc((size_t)t.s.n_kv_heads * sizeof(int32_t));
+    t.s.event.device = &tables;
+    assert_int_equal(compact(&t.s), TRIA_E_ARGUMENT);
+    assert_non_null(strstr(t.s.error.message, "kept terms"));
+    t.s.event.device = NULL;
+    assert_int_equal(compact(&t.s), TRIA_OK);
+    device_free(tables.keep_rows.base);
+    device_free(tables.keep_counts.base);
+    tria_terms_destroy(t.s.event.terms);
+    close_setup(&t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -260,6 +287,7 @@ int main(void)
         cmocka_unit_test(test_host_memory),
         cmocka_unit_test(test_capture_needs_device_tables),
         cmocka_unit_test(test_misaligned_device_positions),
+        cmocka_unit_test(test_terms_need_host_keep_sets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
