@@ -22,10 +22,10 @@
  * tria_plan_params.stage_device_memory is set; then it is copied to the device and, after a compaction,
  * back, and the call waits.
  *
- * Beside the CPU: scores are f32 only. Kept terms are not used, scores are computed anew; they follow their
- * rows where rows and keep sets are in host memory, else a compaction with terms is refused. Neighbour pooling
- * compares every row of a set with every other when the set's positions are not in order. With an all_reduce
- * rows must be in host memory.
+ * Compared with the CPU: scores are f32 only. Kept terms are not used, scores are computed anew; they
+ * follow their rows where rows and keep sets are in host memory, else a compaction with terms is refused.
+ * Neighbour pooling compares every row of a set with every other when the set's positions are not in
+ * order. With an all_reduce rows must be in host memory.
  */
 #ifndef TRIA_CUDA_H
 #define TRIA_CUDA_H
