@@ -67,15 +67,27 @@ INLINE void NAME(load_pair)(const tria_score_span *span, const NAME(tile_rows) *
     }
 }
 
-/* Rows *fetched ... of the tile far ahead that are due by frequency f, which the second cache has room for.
- */
-INLINE void NAME(fetch)(const tria_score_span *span, const unsigned char *tile, int32_t f, int32_t *fetched)
+/* The rows of the tile far ahead that have yet to be sent for. */
+typedef struct NAME(tile_ahead) {
+    const unsigned char *row;
+    int32_t n_rows;
+} NAME(tile_ahead);
+
+/* One row of it goes to the second cache, which has room for it; by four lines, to spare loops. Called
+ * again and again between the products, as the queues have no room for all rows at once. */
+INLINE void NAME(fetch)(const tria_score_span *span, NAME(tile_ahead) * ahead)
 {
-    for (; *fetched < TILE_ROWS && *fetched * span->n_freq <= f * TILE_ROWS; ++*fetched) {
-        const unsigned char *row = tile + span->prefetch + *fetched * span->row_stride;
-        for (int32_t b = 0; b < span->row_bytes; b += 64) {
-            __builtin_prefetch(row + b, 0, 2);
-        }
+    if (ahead->n_rows > 0) {
+        int32_t b = 0;
+        do {
+            __builtin_prefetch(ahead->row + b, 0, 2);
+            __builtin_prefetch(ahead->row + b + 64, 0, 2);
+            __builtin_prefetch(ahead->row + b + 128, 0, 2);
+            __builtin_prefetch(ahead->row + b + 192, 0, 2);
+            b += 256;
+        } while (b < span->row_bytes);
+        ahead->row += span->row_stride;
+        ahead->n_rows--;
     }
 }
 
@@ -89,30 +101,39 @@ INLINE void NAME(accumulate)(vf *acc, const vf *x, const float *weights)
     }
 }
 
-/* out[head][row] for n_heads <= TILE_HEADS. */
-INLINE void NAME(tile)(const tria_score_span *span, const NAME(tile_rows) * tile, int32_t first_head,
-                       int source, bool interleaved, bool with_mag, int n_heads, float *out)
+/* Adds the products of n dims from `begin` on. */
+INLINE void NAME(run)(const tria_score_span *span, const NAME(tile_rows) * tile, NAME(tile_ahead) * ahead,
+                      int32_t begin, int32_t n, const float *lin, int source, int n_heads,
+                      vf acc[][TILE_VECTORS])
 {
-    const float *lin = span->lin + first_head * span->lin_stride;
-    const float *mag = with_mag ? span->mag + first_head * span->mag_stride : NULL;
-    vf acc[TILE_HEADS][TILE_VECTORS];
-    UNROLL
-    for (int h = 0; h < TILE_HEADS; h++) {
+    for (int32_t d = 0; d < n; d += DIMS) {
+        vf x[TILE_VECTORS];
+        NAME(fetch)(span, ahead);
         UNROLL
         for (int v = 0; v < TILE_VECTORS; v++) {
-            acc[h][v] = vf_set1(0.0f);
+            x[v] = NAME(load)(span, tile, v, begin + d, source);
+        }
+        UNROLL
+        for (int h = 0; h < n_heads; h++) {
+            NAME(accumulate)(acc[h], x, lin + h * span->lin_stride + d * REPEAT);
         }
     }
+}
+
+/* Adds the products of real and imaginary parts and, with_mag, of their magnitudes. */
+INLINE void NAME(pairs)(const tria_score_span *span, const NAME(tile_rows) * tile, NAME(tile_ahead) * ahead,
+                        const float *lin, const float *mag, int source, bool interleaved, bool with_mag,
+                        int n_heads, vf acc[][TILE_VECTORS])
+{
     vf magnitude[TILE_VECTORS] = {vf_set1(0.0f)};
-    int32_t fetched = first_head == 0 ? 0 : TILE_ROWS; /* once for all heads */
     for (int32_t f = 0; f < span->n_freq; f += DIMS) {
         vf real[TILE_VECTORS], imag[TILE_VECTORS];
-        NAME(fetch)(span, tile->rows[0], f, &fetched);
+        NAME(fetch)(span, ahead);
         UNROLL
         for (int v = 0; v < TILE_VECTORS; v++) {
             NAME(load_pair)(span, tile, v, f, source, interleaved, &real[v], &imag[v]);
         }
-        /* Those of the round before: square roots take long. */
+        /* Those of the round before, as square roots take long. */
         if (with_mag && f > 0) {
             UNROLL
             for (int h = 0; h < n_heads; h++) {
@@ -136,21 +157,39 @@ INLINE void NAME(tile)(const tria_score_span *span, const NAME(tile_rows) * tile
     for (int h = 0; h < n_heads && with_mag; h++) {
         NAME(accumulate)(acc[h], magnitude, mag + h * span->mag_stride + (span->n_freq - DIMS) * REPEAT);
     }
+}
+
+/* out[head][row] for n_heads <= TILE_HEADS. */
+INLINE void NAME(tile)(const tria_score_span *span, const NAME(tile_rows) * tile, int32_t first_head,
+                       int source, bool interleaved, bool with_mag, int n_heads, float *out)
+{
+    const float *lin = span->lin + first_head * span->lin_stride;
+    const float *mag = with_mag ? span->mag + first_head * span->mag_stride : NULL;
+    /* Once for all heads, and not for rows that were decoded. */
+    NAME(tile_ahead)
+    ahead = {tile->rows[0] + span->prefetch, first_head == 0 && span->row_bytes > 0 ? TILE_ROWS : 0};
+    vf acc[TILE_HEADS][TILE_VECTORS];
+    UNROLL
+    for (int h = 0; h < TILE_HEADS; h++) {
+        UNROLL
+        for (int v = 0; v < TILE_VECTORS; v++) {
+            acc[h][v] = vf_set1(0.0f);
+        }
+    }
+    if (interleaved || with_mag) {
+        NAME(pairs)(span, tile, &ahead, lin, mag, source, interleaved, with_mag, n_heads, acc);
+    } else {
+        NAME(run)(span, tile, &ahead, span->rotary_begin, 2 * span->n_freq, lin, source, n_heads, acc);
+    }
     lin += 2 * (int64_t)span->n_freq * REPEAT;
     UNROLL
     for (int run = 0; run < 2; run++) {
-        for (int32_t d = 0; d < span->content_count[run]; d += DIMS) {
-            vf x[TILE_VECTORS];
-            UNROLL
-            for (int v = 0; v < TILE_VECTORS; v++) {
-                x[v] = NAME(load)(span, tile, v, span->content_begin[run] + d, source);
-            }
-            UNROLL
-            for (int h = 0; h < n_heads; h++) {
-                NAME(accumulate)(acc[h], x, lin + h * span->lin_stride + d * REPEAT);
-            }
-        }
-        lin += (int64_t)span->content_count[run] * REPEAT;
+        const int32_t n = span->content_count[run];
+        NAME(run)(span, tile, &ahead, span->content_begin[run], n, lin, source, n_heads, acc);
+        lin += (int64_t)n * REPEAT;
+    }
+    while (ahead.n_rows > 0) {
+        NAME(fetch)(span, &ahead);
     }
     reduce_tile(acc, n_heads, out);
 }
