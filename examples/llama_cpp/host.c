@@ -341,8 +341,8 @@ tria_status host_evict_if_due(host *h, tria_error *error)
 tria_status host_reset(host *h, uint64_t seed, tria_error *error)
 {
     if (h->engine->n_sequences == 1) {
-        llama_memory_clear(h->engine->memory,
-                           true); /* the next run gets the same cells in the same order */
+        /* Unlike a removal, this gives the next run the same cells in the same order. */
+        llama_memory_clear(h->engine->memory, true);
     } else {
         llama_memory_seq_rm(h->engine->memory, h->params.sequence_id, -1, -1);
     }
