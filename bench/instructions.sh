@@ -31,11 +31,11 @@ while read -r case limit; do
         status=1
     fi
 done <<LIMITS
-f32 445
-f16 400
-bf16 430
-q8_0 615
-f16-kept 300
+f32 435
+f16 425
+bf16 450
+q8_0 595
+f16-kept 270
 select 32
 group 13
 LIMITS

@@ -7,6 +7,8 @@ import sys
 
 def label(run):
     parts = [run["dtype"], "D%d G%d" % (run["shape"][3], run["shape"][1] // run["shape"][2])]
+    if run["shape"][0] > 8:
+        parts.append("L%d" % run["shape"][0])
     if run["kept_terms"]:
         parts.append("kept")
     if run["layout"] == "head":

@@ -18,7 +18,7 @@ if [ -n "${QUICK:-}" ]; then
 fi
 
 run() {
-    "$tria" bench --json --layers $layers "$@" >>"$output"
+    "$tria" bench --json --layers "$layers" "$@" >>"$output"
     echo "bench $*" >&2
 }
 
@@ -39,4 +39,9 @@ for threads in $threads_list; do
     run --threads "$threads" --rows "$rows" --shape smollm2-135m
     run --threads "$threads" --rows "$rows" --shape 8,12,2,256
     run --threads "$threads" --rows "$rows" --mode per-head
+    if [ -z "${QUICK:-}" ]; then
+        layers=36 # as many sets as the whole model has
+        run --threads "$threads" --rows 32768 --repeat 5
+        layers=8
+    fi
 done

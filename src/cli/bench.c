@@ -248,6 +248,19 @@ static tria_status make_plan(bench *b, results *r)
     return status;
 }
 
+/* From the start of a cache line on, as engines do. */
+static unsigned char *allocate_cache(size_t size)
+{
+    const size_t line = 64;
+    unsigned char *memory = aligned_alloc(line, (size + line - 1) / line * line);
+    if (memory == NULL) {
+        cli_message("no memory for %zu bytes of keys or values", size);
+        exit(CLI_BAD_INPUT);
+    }
+    memset(memory, 0, size);
+    return memory;
+}
+
 static tria_status set_up(bench *b, results *r)
 {
     const settings *s = &b->s;
@@ -263,8 +276,8 @@ static tria_status set_up(bench *b, results *r)
         return status;
     }
     b->key_bytes = (size_t)row * (size_t)s->rows * (size_t)(s->shape.n_kv_heads * s->shape.n_layers);
-    b->keys = cli_allocate(b->key_bytes + 8, 1);
-    b->values = cli_allocate(b->key_bytes + 8, 1);
+    b->keys = allocate_cache(b->key_bytes);
+    b->values = allocate_cache(b->key_bytes);
     b->layers = cli_allocate((size_t)s->shape.n_layers, sizeof(*b->layers));
     fill(b->keys, b->key_bytes, s->dtype);
     memcpy(b->values, b->keys, b->key_bytes);
