@@ -293,7 +293,7 @@ static void divide_slots(tria_cpu_context *c, const tria_v1_plan *plan, int32_t 
 static void shape(tria_cpu_context *c, const tria_v1_plan *plan)
 {
     c->plan = plan;
-    c->stride = ((int64_t)plan->max_rows + 15) / 16 * 16;
+    c->stride = tria_row_stride(plan->max_rows);
     c->n_workers = plan->params->n_threads > 1 ? plan->params->n_threads : 1;
     c->scores_reach_sets = plan->params->mode == TRIA_MODE_PER_LAYER_PER_HEAD;
     for (int32_t s = 0; s < plan->n_kv; s++) {

@@ -32,4 +32,11 @@ int32_t tria_first_slot(const tria_v1_plan *plan, int32_t set);
 /* Whether this rank holds only a part of what the set's scores are made of. */
 bool tria_needs_reduce(const tria_v1_plan *plan);
 
+/* Floats from one head's scores or terms to the next one's: an odd number of cache lines, as heads equally
+ * far apart by a power of two would compete for few places in the caches. */
+static inline int64_t tria_row_stride(int32_t max_rows)
+{
+    return (((int64_t)max_rows + 15) / 16 | 1) * 16;
+}
+
 #endif

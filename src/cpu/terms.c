@@ -1,5 +1,6 @@
 /* terms.c - norm and content terms kept between events. */
 #include "cpu/terms.h"
+#include "cpu/rules.h"
 #include "plan_internal.h"
 
 #include <string.h>
@@ -8,6 +9,7 @@ struct tria_terms {
     tria_env env;
     int32_t n_kv;
     int32_t n_group;
+    int32_t max_rows;
     int64_t stride;
     int32_t *group_begin; /* [n_kv + 1] */
     int32_t *known;       /* [n_kv] */
@@ -30,12 +32,13 @@ tria_status tria_terms_create(const tria_plan *plan, const tria_env *env, tria_t
     terms->env = full_env;
     terms->n_kv = v1->n_kv;
     terms->n_group = v1->n_group;
-    terms->stride = v1->max_rows;
+    terms->max_rows = v1->max_rows;
+    terms->stride = tria_row_stride(v1->max_rows);
     terms->group_begin = tria_alloc(&full_env, (size_t)v1->n_kv + 1, sizeof(int32_t));
     terms->known = tria_alloc(&full_env, (size_t)v1->n_kv, sizeof(int32_t));
-    terms->values = tria_alloc(&full_env, (size_t)v1->n_group * (size_t)v1->max_rows, sizeof(float));
+    terms->values = tria_alloc(&full_env, (size_t)v1->n_group * (size_t)terms->stride, sizeof(float));
     if (terms->group_begin == NULL || terms->known == NULL || terms->values == NULL) {
-        const size_t bytes = (size_t)v1->n_group * (size_t)v1->max_rows * sizeof(float);
+        const size_t bytes = (size_t)v1->n_group * (size_t)terms->stride * sizeof(float);
         tria_terms_destroy(terms);
         return tria_fail_memory(error, bytes, "kept terms");
     }
@@ -68,8 +71,8 @@ void tria_terms_invalidate(tria_terms *terms, int32_t first_row)
 
 tria_status tria_terms_check(const tria_terms *terms, const tria_v1_plan *plan, tria_error *error)
 {
-    if (terms != NULL &&
-        (terms->n_kv != plan->n_kv || terms->n_group != plan->n_group || terms->stride != plan->max_rows)) {
+    if (terms != NULL && (terms->n_kv != plan->n_kv || terms->n_group != plan->n_group ||
+                          terms->max_rows != plan->max_rows)) {
         return tria_fail(error, TRIA_E_MISMATCH, "kept terms that were made for another plan");
     }
     return TRIA_OK;
