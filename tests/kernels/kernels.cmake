@@ -9,9 +9,9 @@ enable_language(CXX)
 # 2,000 take about a minute of processor time per warp size; the sanitizers make them many times slower.
 set(_count 2000)
 if(TRIA_SANITIZE)
-    set(_count 300)
+    set(_count 150)
 endif()
-set(TRIA_KERNEL_TESTS ${_count} CACHE STRING "Random configurations per warp size that the kernel tests run")
+set(TRIA_KERNEL_CONFIGURATIONS ${_count} CACHE STRING "Random configurations per warp size that the kernel tests run")
 set(_cuda ${PROJECT_SOURCE_DIR}/backends/cuda)
 set(_sources kernels/emulation.cpp kernels/device.cpp)
 foreach(unit score_launch.cu event_launch.cu control.cpp describe.cpp plugin.cpp staging.cpp stages.cpp)
@@ -44,7 +44,7 @@ foreach(lanes 32 64)
     target_link_libraries(test_kernels_random_${lanes} PRIVATE tria_flags tria_static ${_plugin} m)
     add_test(NAME kernels-random-${lanes} COMMAND test_kernels_random_${lanes})
     set_tests_properties(kernels-random-${lanes} PROPERTIES
-        ENVIRONMENT "${_environment};TRIA_TEST_COUNT=${TRIA_KERNEL_TESTS};TRIA_TEST_ORDER=${lanes}")
+        ENVIRONMENT "${_environment};TRIA_TEST_COUNT=${TRIA_KERNEL_CONFIGURATIONS};TRIA_TEST_ORDER=${lanes}")
 
     # an engine's host: policy, and a captured graph replayed
     set(_host test_kernels_host_${lanes})
