@@ -13,10 +13,8 @@
 tria_status import_fail(tria_error *error, tria_status code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-#ifdef __clang_analyzer__
-/* As for tria_fail() in internal.h. */
+/* Compilers cannot look into the function: tell them that the code comes back. */
 #define import_fail(error, code, ...) ((import_fail)((error), (code), __VA_ARGS__), (code))
-#endif
 
 #define IMPORT_TRY(expression)                                                                             \
     do {                                                                                                   \
