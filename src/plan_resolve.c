@@ -334,9 +334,11 @@ static int32_t calibrated_in_layer(const tria_resolved *r, int32_t l)
     for (int32_t v = 0; v < layer->n_kv_heads; v++) {
         found += r->kv[layer->first_kv_slot + v].n_calibrated;
     }
-    for (int32_t other = 0; other < r->plan.n_layers && tria_needs_reduce(&r->plan); other++) {
-        if (r->layers[other].kv_layer == l) {
-            found += calibrated_in_file(r, r->layers[other].model_layer, 0, TRIA_MAX_HEADS);
+    if (tria_needs_reduce(&r->plan)) {
+        for (int32_t other = 0; other < r->plan.n_layers; other++) {
+            if (r->layers[other].kv_layer == l) {
+                found += calibrated_in_file(r, r->layers[other].model_layer, 0, TRIA_MAX_HEADS);
+            }
         }
     }
     return found;

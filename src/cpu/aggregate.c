@@ -80,10 +80,11 @@ void tria_cpu_aggregate_set(tria_cpu_context *c, tria_worker *w, int32_t set)
     } else {
         return;
     }
-    for (int32_t i = 0; i < n && !tria_needs_reduce(plan); i++) {
-        out[i] = w->row[i] > 0.0F ? (mean ? out[i] / w->row[i] : out[i]) : NAN;
-    }
-    if (tria_needs_reduce(plan) && mean) {
+    if (!tria_needs_reduce(plan)) {
+        for (int32_t i = 0; i < n; i++) {
+            out[i] = w->row[i] > 0.0F ? (mean ? out[i] / w->row[i] : out[i]) : NAN;
+        }
+    } else if (mean) {
         memcpy(c->reduce + set * c->stride, w->row, sizeof(float) * (size_t)n);
     }
 }
