@@ -12,7 +12,7 @@
 #define LANES 4
 #define TILE_ROWS 2
 #define TILE_VECTORS 2
-#define ROWS_AT(offset) rows[v] + (offset)
+#define ROWS_OF(at) ROW(at, v)
 #define KERNELS_NAME "c"
 #define KERNELS_FEATURES 0
 

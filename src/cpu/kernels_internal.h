@@ -11,6 +11,12 @@
 /* Rows a span's caller prepares at a time when it cannot hand over the cache itself. */
 #define TRIA_ROW_BLOCK 16
 
+/* Rows of one head that are scored before the next head's turn. Where heads lie side by side their rows
+ * share pages of memory, which are then translated once for all of them. */
+#define TRIA_HEAD_CHUNK 128
+/* Query heads that are scored together. */
+#define TRIA_PART_HEADS 4
+
 /* Rows that one vector of any kernel holds. */
 #define TRIA_MAX_REPEAT 2
 
@@ -40,29 +46,41 @@ typedef struct tria_fp8_format {
     int32_t shift;     /* of the 7 bits below the sign */
     int32_t nan_mask;  /* the byte is NaN when (byte & nan_mask) == nan_value, */
     int32_t nan_value; /* beyond what the f16 says itself */
-    float factor;
+    float factor;      /* of the scales */
 } tria_fp8_format;
 
-/* Evenly spaced rows whose elements are packed, and the prepared query side. */
+/* At most TRIA_PART_HEADS of the query heads, and their weights in the order in which the loops use them.
+ */
+typedef struct tria_head_part {
+    int32_t first;
+    int32_t n_heads;
+    bool with_content; /* else what stands outside the rotary slice does not enter */
+    /* In units of a vector: [n_freq / dims] of real [n_heads], imaginary [n_heads]; then of each run of
+     * content [count / dims] of [n_heads]. Every `dims` of them stand `repeat` times in their vector. */
+    const float *linear;
+    const float *mag; /* [n_freq / dims] of [n_heads] */
+} tria_head_part;
+
+/* Evenly spaced rows whose elements are packed, and the prepared query side. Rows are read in whole tiles:
+ * as many as fill the last one can be read. */
 typedef struct tria_score_span {
     const unsigned char *rows;
     int64_t row_stride;
     int32_t row_bytes;
     int32_t n_rows;
-    int64_t prefetch;            /* from a row to the one to fetch ahead, in bytes */
-    const unsigned char *scales; /* f32 of the first row (int8, fp8) */
-    int64_t scale_stride;
+    const unsigned char *next; /* the row whose turn comes after the last one */
+    /* Memory to fetch meanwhile, a row's length for each of the first n_ahead rows. */
+    const unsigned char *ahead;
+    int64_t ahead_step;
+    int32_t n_ahead;
+    const float *scales; /* [n_rows], what scores are multiplied by (int8, fp8) */
     tria_fp8_format fp8;
     int32_t rotary_begin;
     int32_t n_freq;
     int32_t content_begin[2]; /* the runs of dims before and behind the rotary slice */
     int32_t content_count[2];
-    int32_t n_heads;
-    /* Every `dims` of the weights stand there `repeat` times, see tria_cpu_kernels. */
-    const float *lin; /* [n_heads] of real [n_freq], imaginary [n_freq], content */
-    int64_t lin_stride;
-    const float *mag; /* [n_heads] of [n_freq] */
-    int64_t mag_stride;
+    const tria_head_part *parts;
+    int32_t n_parts;
     const float *const *terms; /* as in tria_score_job */
     float *const *out;
     int32_t first; /* index of the first row in terms and out */
@@ -73,6 +91,7 @@ typedef void (*tria_span_kernel)(const tria_score_span *span);
 struct tria_cpu_kernels {
     const char *name;
     int32_t features;
+    int32_t rows;   /* of a tile */
     int32_t dims;   /* of a row that a vector holds, */
     int32_t repeat; /* and of how many rows */
     /* [source][interleaved][with magnitudes] */

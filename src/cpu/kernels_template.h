@@ -8,216 +8,264 @@
  *   mask_greater(a, b), mask_not_less(a, b): bits of the lanes where a > b, a >= b
  *   mask_of_zeros(pointer): bits of the LANES bytes that are 0
  *   scalar_f16(pointer)
- *   load_f32 load_f16 load_bf16 load_i8 load_fp8(ROWS_AT(offset)): DIMS elements of each row of a vector
+ *   ROWS_OF(at): in terms of ROW(at, row), where the rows of vector v lie when the first lies at `at`
+ *   load_f32 load_f16 load_bf16 load_i8 load_fp8(ROWS_OF(at)): DIMS elements of each row of a vector
  *   spread_scales(scales, v)
  *   vf_deinterleave(a, b, &even, &odd), reduce_tile(acc, n_heads, out): out[head][row] = sums
  *
  * A vector holds TILE_ROWS / TILE_VECTORS rows, the fewer dims of each (DIMS), the cheaper the sums over
  * lanes at the end: vector v of a tile is row v, or rows v and v + TILE_VECTORS. A weight, once loaded,
- * serves all rows of a tile. Weights come repeated for each row of a vector, to be loaded as they are. A
- * tile's last row is repeated when there are too few, so every row goes through the same instructions.
+ * serves all rows of a tile. Weights come repeated for each row of a vector, in the order of their use.
+ * Tiles are always full: where a span's rows end within one, others may be read that come to nothing. So
+ * every row goes through the same instructions.
  */
-#define TILE_HEADS 4
 #define LANE_MASK ((1u << LANES) - 1u)
 #define DIMS (LANES * TILE_VECTORS / TILE_ROWS)
-#define REPEAT (LANES / DIMS)
+/* Frequencies whose magnitudes a tile has room for. */
+#define MAX_SAVED 256
+/* Rows between the one worked on and the one that is looked after a second time. */
+#define NEAR_ROWS 16
 
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
-/* What a tile's rows share while it is worked on. */
-typedef struct NAME(tile_rows) {
-    const unsigned char *rows[TILE_ROWS];
-    vf scales[TRIA_MAX_BLOCKS][TILE_VECTORS]; /* by block of 32 dims (q8_0), or only one (int8, fp8) */
-} NAME(tile_rows);
+/* What the heads share while a tile is worked on. */
+typedef struct NAME(tile) {
+    const unsigned char *row; /* the first */
+    int64_t stride;
+    int64_t stride3; /* multiples that no addressing mode offers */
+    int64_t stride5;
+    int64_t stride7;
+    vf scales[TRIA_MAX_BLOCKS][TILE_VECTORS];      /* q8_0, by block of 32 dims */
+    vf magnitudes[MAX_SAVED / DIMS][TILE_VECTORS]; /* by DIMS frequencies */
+} NAME(tile);
 
-INLINE vf NAME(load)(const tria_score_span *span, const NAME(tile_rows) * tile, int v, int32_t element,
-                     int source)
+/* Where a row of the tile has what its first row has at `at`. */
+INLINE const unsigned char *NAME(row)(const NAME(tile) * tile, const unsigned char *at, int row)
 {
-    const unsigned char *const *rows = tile->rows;
+    switch (row) {
+    case 0:
+        return at;
+    case 3:
+        return at + tile->stride3;
+    case 5:
+        return at + tile->stride5;
+    case 6:
+        return at + 2 * tile->stride3;
+    case 7:
+        return at + tile->stride7;
+    default:
+        return at + row * tile->stride;
+    }
+}
+#define ROW(at, r) NAME(row)(tile, at, r)
+
+/* DIMS elements of vector v from an element on. */
+INLINE vf NAME(load)(const tria_score_span *span, const NAME(tile) * tile, const unsigned char *at, int v,
+                     int32_t element, int source)
+{
     switch (source) {
     case TRIA_SOURCE_F16:
-        return load_f16(ROWS_AT(element * (int64_t)2));
+        return load_f16(ROWS_OF(at));
     case TRIA_SOURCE_BF16:
-        return load_bf16(ROWS_AT(element * (int64_t)2));
-    case TRIA_SOURCE_Q8_0: {
-        uint32_t block = (uint32_t)element / 32, offset = block * 34 + 2 + (uint32_t)element % 32;
-        return vf_mul(load_i8(ROWS_AT(offset)), tile->scales[block][v]);
-    }
+        return load_bf16(ROWS_OF(at));
+    case TRIA_SOURCE_Q8_0:
+        return vf_mul(load_i8(ROWS_OF(at)), tile->scales[element / 32][v]);
     case TRIA_SOURCE_INT8:
-        return vf_mul(load_i8(ROWS_AT(element)), tile->scales[0][v]);
+        return load_i8(ROWS_OF(at));
     case TRIA_SOURCE_FP8:
-        return vf_mul(load_fp8(ROWS_AT(element), &span->fp8), tile->scales[0][v]);
+        return load_fp8(ROWS_OF(at), &span->fp8);
     default:
-        return load_f32(ROWS_AT(element * (int64_t)4));
+        return load_f32(ROWS_OF(at));
     }
 }
 
-INLINE void NAME(load_pair)(const tria_score_span *span, const NAME(tile_rows) * tile, int v, int32_t f,
-                            int source, bool interleaved, vf *real, vf *imag)
+/* Where the tile's first row has an element. Hidden from compilers, which would otherwise keep a pointer
+ * for every row and run out of registers. */
+INLINE const unsigned char *NAME(element_at)(const NAME(tile) * tile, int32_t element, int source)
 {
-    int32_t first = span->rotary_begin + (interleaved ? 2 * f : f);
-    int32_t second = first + (interleaved ? DIMS : span->n_freq);
-    vf a = NAME(load)(span, tile, v, first, source);
-    vf b = NAME(load)(span, tile, v, second, source);
-    if (interleaved) {
-        vf_deinterleave(a, b, real, imag);
-    } else {
-        *real = a;
-        *imag = b;
+    const uint32_t e = (uint32_t)element;
+    const unsigned char *at = tile->row;
+    switch (source) {
+    case TRIA_SOURCE_F16:
+    case TRIA_SOURCE_BF16:
+        at += e * (size_t)2;
+        break;
+    case TRIA_SOURCE_Q8_0:
+        at += e / 32 * 34 + 2 + e % 32;
+        break;
+    case TRIA_SOURCE_INT8:
+    case TRIA_SOURCE_FP8:
+        at += e;
+        break;
+    default:
+        at += e * (size_t)4;
+        break;
     }
+    __asm__("" : "+r"(at));
+    return at;
 }
 
-/* The rows of the tile far ahead that have yet to be sent for. */
-typedef struct NAME(tile_ahead) {
-    const unsigned char *row;
-    int32_t n_rows;
-} NAME(tile_ahead);
-
-/* One row of it goes to the second cache, which has room for it; by four lines, to spare loops. Called
- * again and again between the products, as the queues have no room for all rows at once. */
-INLINE void NAME(fetch)(const tria_score_span *span, NAME(tile_ahead) * ahead)
+/* DIMS elements of every row. */
+INLINE void NAME(load_all)(const tria_score_span *span, const NAME(tile) * tile, int32_t element,
+                           int source, vf *x)
 {
-    if (ahead->n_rows > 0) {
-        int32_t b = 0;
-        do {
-            __builtin_prefetch(ahead->row + b, 0, 2);
-            __builtin_prefetch(ahead->row + b + 64, 0, 2);
-            __builtin_prefetch(ahead->row + b + 128, 0, 2);
-            __builtin_prefetch(ahead->row + b + 192, 0, 2);
-            b += 256;
-        } while (b < span->row_bytes);
-        ahead->row += span->row_stride;
-        ahead->n_rows--;
-    }
-}
-
-/* Adds the product of DIMS dims of each row with a head's weights. */
-INLINE void NAME(accumulate)(vf *acc, const vf *x, const float *weights)
-{
-    vf w = vf_load(weights);
+    const unsigned char *at = NAME(element_at)(tile, element, source);
     UNROLL
     for (int v = 0; v < TILE_VECTORS; v++) {
-        acc[v] = vf_fma(x[v], w, acc[v]);
+        x[v] = NAME(load)(span, tile, at, v, element, source);
     }
 }
 
-/* Adds the products of n dims from `begin` on. */
-INLINE void NAME(run)(const tria_score_span *span, const NAME(tile_rows) * tile, NAME(tile_ahead) * ahead,
-                      int32_t begin, int32_t n, const float *lin, int source, int n_heads,
-                      vf acc[][TILE_VECTORS])
+INLINE void NAME(load_pairs)(const tria_score_span *span, const NAME(tile) * tile, int32_t f, int source,
+                             bool interleaved, vf *real, vf *imag)
+{
+    const int32_t first = span->rotary_begin + (interleaved ? 2 * f : f);
+    NAME(load_all)(span, tile, first, source, real);
+    NAME(load_all)(span, tile, first + (interleaved ? DIMS : span->n_freq), source, imag);
+    UNROLL
+    for (int v = 0; v < TILE_VECTORS && interleaved; v++) {
+        vf_deinterleave(real[v], imag[v], &real[v], &imag[v]);
+    }
+}
+
+/* What is yet to be fetched while a tile is worked on. */
+typedef struct NAME(fetches) {
+    const unsigned char *ahead; /* goes on from tile to tile */
+    const unsigned char *near;
+    int32_t n_rows; /* of this tile */
+} NAME(fetches);
+
+/* Sends for a row's length of what lies far ahead, and looks again after a row that is needed soon, as
+ * processors drop requests when their queues are full. Both go to the second cache. Called again and again
+ * between the products, to spare those queues. */
+INLINE void NAME(fetch)(const tria_score_span *span, NAME(fetches) * fetches)
+{
+    if (fetches->n_rows > 0) {
+        int32_t b = 0;
+        do { /* by two lines, to spare branches */
+            __builtin_prefetch(fetches->ahead + b, 0, 2);
+            __builtin_prefetch(fetches->ahead + b + 64, 0, 2);
+            __builtin_prefetch(fetches->near + b, 0, 2);
+            __builtin_prefetch(fetches->near + b + 64, 0, 2);
+            b += 128;
+        } while (b < span->row_bytes);
+        fetches->ahead += span->ahead_step;
+        fetches->near += span->row_stride;
+        fetches->n_rows--;
+    }
+}
+
+/* Adds the products of DIMS dims of each row with the weights of every head. */
+INLINE void NAME(accumulate)(vf acc[][TILE_VECTORS], const vf *x, const float *weights, int n_heads)
+{
+    UNROLL
+    for (int h = 0; h < n_heads; h++) {
+        const vf w = vf_load(weights + h * LANES);
+        UNROLL
+        for (int v = 0; v < TILE_VECTORS; v++) {
+            acc[h][v] = vf_fma(x[v], w, acc[h][v]);
+        }
+    }
+}
+
+/* Adds the products of n content dims from `begin` on. */
+INLINE const float *NAME(content)(const tria_score_span *span, const NAME(tile) * tile,
+                                  NAME(fetches) * fetches, int32_t begin, int32_t n, const float *weights,
+                                  int source, int n_heads, vf acc[][TILE_VECTORS])
 {
     for (int32_t d = 0; d < n; d += DIMS) {
         vf x[TILE_VECTORS];
-        NAME(fetch)(span, ahead);
-        UNROLL
-        for (int v = 0; v < TILE_VECTORS; v++) {
-            x[v] = NAME(load)(span, tile, v, begin + d, source);
-        }
-        UNROLL
-        for (int h = 0; h < n_heads; h++) {
-            NAME(accumulate)(acc[h], x, lin + h * span->lin_stride + d * REPEAT);
-        }
+        NAME(fetch)(span, fetches);
+        NAME(load_all)(span, tile, begin + d, source, x);
+        NAME(accumulate)(acc, x, weights, n_heads);
+        weights += n_heads * LANES;
     }
+    return weights;
 }
 
-/* Adds the products of real and imaginary parts and, with_mag, of their magnitudes. */
-INLINE void NAME(pairs)(const tria_score_span *span, const NAME(tile_rows) * tile, NAME(tile_ahead) * ahead,
-                        const float *lin, const float *mag, int source, bool interleaved, bool with_mag,
-                        int n_heads, vf acc[][TILE_VECTORS])
+/* Adds the products of real and imaginary parts of frequencies [first, end), and works out their
+ * magnitudes when asked to. */
+INLINE const float *NAME(pairs)(const tria_score_span *span, NAME(tile) * tile, NAME(fetches) * fetches,
+                                int32_t first, int32_t end, const float *weights, int source,
+                                bool interleaved, bool magnitudes, int n_heads, vf acc[][TILE_VECTORS])
 {
-    vf magnitude[TILE_VECTORS] = {vf_set1(0.0f)};
-    for (int32_t f = 0; f < span->n_freq; f += DIMS) {
+    vf *magnitude = tile->magnitudes[0];
+    for (int32_t f = first; f < end; f += DIMS) {
         vf real[TILE_VECTORS], imag[TILE_VECTORS];
-        NAME(fetch)(span, ahead);
-        UNROLL
-        for (int v = 0; v < TILE_VECTORS; v++) {
-            NAME(load_pair)(span, tile, v, f, source, interleaved, &real[v], &imag[v]);
-        }
-        /* Those of the round before, as square roots take long. */
-        if (with_mag && f > 0) {
+        NAME(fetch)(span, fetches);
+        NAME(load_pairs)(span, tile, f, source, interleaved, real, imag);
+        if (magnitudes) {
             UNROLL
-            for (int h = 0; h < n_heads; h++) {
-                NAME(accumulate)(acc[h], magnitude, mag + h * span->mag_stride + (f - DIMS) * REPEAT);
+            for (int v = 0; v < TILE_VECTORS; v++) {
+                magnitude[v] = vf_sqrt(vf_fma(real[v], real[v], vf_mul(imag[v], imag[v])));
             }
+            magnitude += TILE_VECTORS;
         }
-        UNROLL
-        for (int v = 0; v < TILE_VECTORS && with_mag; v++) {
-            magnitude[v] = vf_sqrt(vf_fma(real[v], real[v], vf_mul(imag[v], imag[v])));
-        }
-        UNROLL
-        for (int h = 0; h < n_heads; h++) {
-            NAME(accumulate)(acc[h], real, lin + h * span->lin_stride + f * REPEAT);
-        }
-        UNROLL
-        for (int h = 0; h < n_heads; h++) {
-            NAME(accumulate)(acc[h], imag, lin + h * span->lin_stride + (span->n_freq + f) * REPEAT);
-        }
+        NAME(accumulate)(acc, real, weights, n_heads);
+        NAME(accumulate)(acc, imag, weights + n_heads * LANES, n_heads);
+        weights += 2 * n_heads * LANES;
     }
-    UNROLL
-    for (int h = 0; h < n_heads && with_mag; h++) {
-        NAME(accumulate)(acc[h], magnitude, mag + h * span->mag_stride + (span->n_freq - DIMS) * REPEAT);
-    }
+    return weights;
 }
 
-/* out[head][row] for n_heads <= TILE_HEADS. */
-INLINE void NAME(tile)(const tria_score_span *span, const NAME(tile_rows) * tile, int32_t first_head,
-                       int source, bool interleaved, bool with_mag, int n_heads, float *out)
+/* Adds the products of n magnitudes. */
+INLINE const float *NAME(norms)(const NAME(tile) * tile, int32_t n, const float *weights, int n_heads,
+                                vf acc[][TILE_VECTORS])
 {
-    const float *lin = span->lin + first_head * span->lin_stride;
-    const float *mag = with_mag ? span->mag + first_head * span->mag_stride : NULL;
-    /* Once for all heads, and not for rows that were decoded. */
-    NAME(tile_ahead)
-    ahead = {tile->rows[0] + span->prefetch, first_head == 0 && span->row_bytes > 0 ? TILE_ROWS : 0};
-    vf acc[TILE_HEADS][TILE_VECTORS];
+    for (int32_t f = 0; f < n; f += DIMS) {
+        NAME(accumulate)(acc, tile->magnitudes[(uint32_t)f / DIMS], weights, n_heads);
+        weights += n_heads * LANES;
+    }
+    return weights;
+}
+
+/* out[head][row] of a part with n_heads. */
+INLINE void NAME(score_tile)(const tria_score_span *span, const tria_head_part *part, NAME(tile) * tile,
+                             NAME(fetches) * fetches, int source, bool interleaved, bool with_mag,
+                             int n_heads, float *out)
+{
+    const float *linear = part->linear, *mag = part->mag;
+    /* Magnitudes of later parts are those of the first, if there was room for them. */
+    const bool magnitudes = with_mag && (part == span->parts || span->n_freq > MAX_SAVED);
+    vf acc[TRIA_PART_HEADS][TILE_VECTORS];
     UNROLL
-    for (int h = 0; h < TILE_HEADS; h++) {
+    for (int h = 0; h < TRIA_PART_HEADS; h++) {
         UNROLL
         for (int v = 0; v < TILE_VECTORS; v++) {
             acc[h][v] = vf_set1(0.0f);
         }
     }
-    if (interleaved || with_mag) {
-        NAME(pairs)(span, tile, &ahead, lin, mag, source, interleaved, with_mag, n_heads, acc);
-    } else {
-        NAME(run)(span, tile, &ahead, span->rotary_begin, 2 * span->n_freq, lin, source, n_heads, acc);
+    for (int32_t f = 0; f < span->n_freq; f += MAX_SAVED) {
+        const int32_t end = span->n_freq - f < MAX_SAVED ? span->n_freq : f + MAX_SAVED;
+        linear =
+            NAME(pairs)(span, tile, fetches, f, end, linear, source, interleaved, magnitudes, n_heads, acc);
+        if (with_mag) {
+            mag = NAME(norms)(tile, end - f, mag, n_heads, acc);
+        }
     }
-    lin += 2 * (int64_t)span->n_freq * REPEAT;
-    UNROLL
-    for (int run = 0; run < 2; run++) {
-        const int32_t n = span->content_count[run];
-        NAME(run)(span, tile, &ahead, span->content_begin[run], n, lin, source, n_heads, acc);
-        lin += (int64_t)n * REPEAT;
+    if (part->with_content) {
+        UNROLL
+        for (int run = 0; run < 2; run++) {
+            linear = NAME(content)(span, tile, fetches, span->content_begin[run], span->content_count[run],
+                                   linear, source, n_heads, acc);
+        }
     }
-    while (ahead.n_rows > 0) {
-        NAME(fetch)(span, &ahead);
+    while (fetches->n_rows > 0) {
+        NAME(fetch)(span, fetches);
     }
     reduce_tile(acc, n_heads, out);
 }
 
 /* Looks up the rows and decodes their scales. */
-INLINE void NAME(open_tile)(const tria_score_span *span, int32_t first_row, int32_t n_rows, int source,
-                            NAME(tile_rows) * tile)
+INLINE void NAME(open_tile)(const tria_score_span *span, int32_t first_row, int source, NAME(tile) * tile)
 {
-    const unsigned char *row = span->rows + first_row * span->row_stride;
-    const unsigned char *scale = span->scales + first_row * span->scale_stride;
-    float scales[TILE_ROWS];
-    UNROLL
-    for (int r = 0; r < TILE_ROWS; r++) {
-        tile->rows[r] = row;
-        row += r + 1 < n_rows ? span->row_stride : 0;
-        if (source == TRIA_SOURCE_INT8 || source == TRIA_SOURCE_FP8) {
-            memcpy(&scales[r], scale, sizeof(float));
-            scales[r] *= source == TRIA_SOURCE_FP8 ? span->fp8.factor : 1.0f;
-            scale += r + 1 < n_rows ? span->scale_stride : 0;
-        }
-    }
-    int32_t n_blocks = source == TRIA_SOURCE_Q8_0                                ? span->row_bytes / 34
-                       : source == TRIA_SOURCE_INT8 || source == TRIA_SOURCE_FP8 ? 1
-                                                                                 : 0;
+    tile->row = span->rows + first_row * span->row_stride;
+    const int32_t n_blocks = source == TRIA_SOURCE_Q8_0 ? span->row_bytes / 34 : 0;
     for (int32_t b = 0; b < n_blocks; b++) {
+        float scales[TILE_ROWS];
         UNROLL
-        for (int r = 0; r < TILE_ROWS && source == TRIA_SOURCE_Q8_0; r++) {
-            scales[r] = scalar_f16(tile->rows[r] + b * (int64_t)34);
+        for (int r = 0; r < TILE_ROWS; r++) {
+            scales[r] = scalar_f16(ROW(tile->row + b * (int64_t)34, r));
         }
         UNROLL
         for (int v = 0; v < TILE_VECTORS; v++) {
@@ -226,66 +274,71 @@ INLINE void NAME(open_tile)(const tria_score_span *span, int32_t first_row, int3
     }
 }
 
-/* Adds the terms and writes n_rows scores of every head; inlined, so that whole tiles take no loops. */
-INLINE void NAME(store_tile)(const tria_score_span *span, int32_t first_row, int32_t first_head,
-                             int n_heads, int32_t n_rows, float *out)
+/* What to fetch during a tile. */
+INLINE void NAME(open_fetches)(const tria_score_span *span, int32_t first_row, NAME(fetches) * fetches)
+{
+    const int32_t soon = first_row + NEAR_ROWS;
+    fetches->near = soon < span->n_rows ? span->rows + soon * span->row_stride
+                                        : span->next + (soon - span->n_rows) * span->row_stride;
+    fetches->n_rows = first_row < span->n_ahead ? TILE_ROWS : 0;
+}
+
+/* Writes n_rows scores of every head, scaled and with the terms added; inlined, so that whole tiles take no
+ * loops. */
+INLINE void NAME(store_tile)(const tria_score_span *span, const tria_head_part *part, int32_t first_row,
+                             int32_t n_rows, bool scaled, float *out)
 {
     const int64_t index = (int64_t)span->first + first_row;
-    for (int h = 0; h < n_heads; h++) {
+    for (int h = 0; h < part->n_heads; h++) {
         float *scores = out + h * TILE_ROWS;
+        for (int r = 0; scaled && r < n_rows; r++) {
+            scores[r] *= span->scales[first_row + r];
+        }
         if (span->terms != NULL) {
             float terms[TILE_ROWS];
-            memcpy(terms, span->terms[first_head + h] + index, (size_t)n_rows * sizeof(float));
+            memcpy(terms, span->terms[part->first + h] + index, (size_t)n_rows * sizeof(float));
             for (int r = 0; r < n_rows; r++) {
                 scores[r] += terms[r];
             }
         }
-        memcpy(span->out[first_head + h] + index, scores, (size_t)n_rows * sizeof(float));
+        memcpy(span->out[part->first + h] + index, scores, (size_t)n_rows * sizeof(float));
     }
 }
 
-/* Rows [first, end) for a few heads. */
-INLINE void NAME(rows)(const tria_score_span *span, int32_t first, int32_t end, int32_t first_head,
-                       int n_heads, int source, bool interleaved, bool with_mag)
-{
-    for (int32_t row = first; row < end; row += TILE_ROWS) {
-        NAME(tile_rows) tile;
-        float out[TILE_HEADS * TILE_ROWS];
-        const int32_t n_rows = end - row < TILE_ROWS ? end - row : TILE_ROWS;
-        NAME(open_tile)(span, row, n_rows, source, &tile);
-        NAME(tile)(span, &tile, first_head, source, interleaved, with_mag, n_heads, out);
-        if (n_rows == TILE_ROWS) {
-            NAME(store_tile)(span, row, first_head, n_heads, TILE_ROWS, out);
-        } else {
-            NAME(store_tile)(span, row, first_head, n_heads, n_rows, out);
-        }
-    }
-}
-
-/* TILE_HEADS or fewer heads at a time; when they are more, blocks of rows stay in the first cache while the
- * heads go by. */
+/* A tile at a time, all parts of the heads in turn while its rows are in the first cache. */
 INLINE void NAME(span)(const tria_score_span *span, int source, bool interleaved, bool with_mag)
 {
-    const int32_t n_parts = (span->n_heads + TILE_HEADS - 1) / TILE_HEADS;
-    const int32_t n_block = n_parts > 1 ? TRIA_ROW_BLOCK : span->n_rows;
-    for (int32_t block = 0; block < span->n_rows; block += n_block) {
-        const int32_t end = span->n_rows - block < n_block ? span->n_rows : block + n_block;
-        for (int32_t part = 0; part < n_parts; part++) {
-            const int32_t head = (int32_t)((int64_t)span->n_heads * part / n_parts);
-            const int32_t next = (int32_t)((int64_t)span->n_heads * (part + 1) / n_parts);
-            switch (next - head) {
+    const bool scaled = source == TRIA_SOURCE_INT8 || source == TRIA_SOURCE_FP8;
+    NAME(tile) tile;
+    NAME(fetches) fetches;
+    tile.stride = span->row_stride;
+    tile.stride3 = 3 * tile.stride;
+    tile.stride5 = 5 * tile.stride;
+    tile.stride7 = 7 * tile.stride;
+    fetches.ahead = span->ahead;
+    for (int32_t row = 0; row < span->n_rows; row += TILE_ROWS) {
+        float out[TRIA_PART_HEADS * TILE_ROWS];
+        NAME(open_tile)(span, row, source, &tile);
+        NAME(open_fetches)(span, row, &fetches);
+        for (const tria_head_part *part = span->parts; part < span->parts + span->n_parts; part++) {
+            switch (part->n_heads) {
             case 1:
-                NAME(rows)(span, block, end, head, 1, source, interleaved, with_mag);
+                NAME(score_tile)(span, part, &tile, &fetches, source, interleaved, with_mag, 1, out);
                 break;
             case 2:
-                NAME(rows)(span, block, end, head, 2, source, interleaved, with_mag);
+                NAME(score_tile)(span, part, &tile, &fetches, source, interleaved, with_mag, 2, out);
                 break;
             case 3:
-                NAME(rows)(span, block, end, head, 3, source, interleaved, with_mag);
+                NAME(score_tile)(span, part, &tile, &fetches, source, interleaved, with_mag, 3, out);
                 break;
             default:
-                NAME(rows)(span, block, end, head, 4, source, interleaved, with_mag);
+                NAME(score_tile)(span, part, &tile, &fetches, source, interleaved, with_mag, 4, out);
                 break;
+            }
+            if (span->n_rows - row >= TILE_ROWS) {
+                NAME(store_tile)(span, part, row, TILE_ROWS, scaled, out);
+            } else {
+                NAME(store_tile)(span, part, row, span->n_rows - row, scaled, out);
             }
         }
     }
@@ -474,8 +527,9 @@ static TARGET int32_t NAME(emit)(const float *scores, const uint8_t *is_protecte
 const tria_cpu_kernels NAME(tria_cpu_kernels) = {
     KERNELS_NAME,
     KERNELS_FEATURES,
+    TILE_ROWS,
     DIMS,
-    REPEAT,
+    LANES / DIMS,
     {SPAN_ENTRY(score_f32), SPAN_ENTRY(score_f16), SPAN_ENTRY(score_bf16), SPAN_ENTRY(score_q8_0),
      SPAN_ENTRY(score_int8), SPAN_ENTRY(score_fp8)},
     NAME(sum),

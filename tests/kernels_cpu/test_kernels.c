@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_HEADS = 20, MAX_LIN = 4, MAX_DIM = 320, MAX_ROWS = 90, MAX_CACHE = 1 << 20 };
+enum { MAX_HEADS = 20, MAX_LIN = 4, MAX_DIM = 672, MAX_ROWS = 290, MAX_CACHE = 1 << 20 };
 
 static uint64_t state;
 static int failures;
@@ -153,7 +153,9 @@ static void make_case(testcase *c, int32_t dtype)
     const bool blocks = tria_dtype_block(dtype) > 1;
     const bool regular = below(2) == 0;
     j->k_state = below(4) == 0 ? 1 + below(2) : TRIA_K_ROTATED;
-    j->head_dim = regular ? 32 * (1 + below(8)) : blocks ? 32 * (1 + below(4)) : 2 + below(150);
+    j->head_dim = regular  ? 32 * (1 + below(below(4) == 0 ? 20 : 8))
+                  : blocks ? 32 * (1 + below(4))
+                           : 2 + below(150);
     j->rotary_dim = regular ? 32 * (1 + below(j->head_dim / 32)) : 2 * below(j->head_dim / 2 + 1);
     j->rotary_offset = regular ? 16 * below((j->head_dim - j->rotary_dim) / 16 + 1)
                                : below(j->head_dim - j->rotary_dim + 1);
@@ -169,7 +171,7 @@ static void make_case(testcase *c, int32_t dtype)
     make_layout(c);
     j->rows = &c->rows;
     j->first_row = below(20);
-    j->n_rows = 1 + below(MAX_ROWS - j->first_row);
+    j->n_rows = 1 + below((below(4) == 0 ? MAX_ROWS : 90) - j->first_row);
     j->n_heads = 1 + below(below(4) == 0 ? MAX_HEADS : 6);
     j->n_lin = below(4) == 0 ? 1 + below(MAX_LIN) : 1;
     j->rotation_tables = c->tables;

@@ -16,7 +16,7 @@
 #define LANES 4
 #define TILE_ROWS 4
 #define TILE_VECTORS 4
-#define ROWS_AT(offset) rows[v] + (offset)
+#define ROWS_OF(at) ROW(at, v)
 #define KERNELS_NAME "neon"
 #define KERNELS_FEATURES TRIA_CPU_NEON
 #define OP static inline __attribute__((always_inline))

@@ -11,7 +11,7 @@
 #define LANES 8
 #define TILE_ROWS 2 /* 8 sums, 4 halves of keys and a weight fill the 16 registers */
 #define TILE_VECTORS 2
-#define ROWS_AT(offset) rows[v] + (offset)
+#define ROWS_OF(at) ROW(at, v)
 #define KERNELS_NAME "avx2"
 #define KERNELS_FEATURES TRIA_CPU_AVX2
 #define OP static inline __attribute__((always_inline)) TARGET

@@ -17,7 +17,7 @@
 #define LANES 16
 #define TILE_ROWS 8
 #define TILE_VECTORS 4
-#define ROWS_AT(offset) rows[v] + (offset), rows[v + TILE_VECTORS] + (offset)
+#define ROWS_OF(at) ROW(at, v), ROW(at, v + TILE_VECTORS)
 #define KERNELS_NAME "avx512"
 #define KERNELS_FEATURES (TRIA_CPU_AVX2 | TRIA_CPU_AVX512)
 #define OP static inline __attribute__((always_inline)) TARGET
