@@ -86,6 +86,24 @@ typedef struct tria_score_span {
     int32_t first; /* index of the first row in terms and out */
 } tria_score_span;
 
+/* For instruction sets that cannot: the lanes of a mask one by one. */
+static inline int32_t tria_pack_scores(float *to, const float *from, uint32_t mask)
+{
+    int32_t n = 0;
+    for (; mask != 0; mask &= mask - 1) {
+        to[n++] = from[__builtin_ctz(mask)];
+    }
+    return n;
+}
+static inline int32_t tria_pack_rows(int32_t *to, int32_t first, uint32_t mask)
+{
+    int32_t n = 0;
+    for (; mask != 0; mask &= mask - 1) {
+        to[n++] = first + __builtin_ctz(mask);
+    }
+    return n;
+}
+
 typedef void (*tria_span_kernel)(const tria_score_span *span);
 
 struct tria_cpu_kernels {
@@ -101,9 +119,9 @@ struct tria_cpu_kernels {
     void (*deviations)(const float *x, int32_t n, float mean, double *sum, double *squares);
     void (*group)(const float *const *scores, const tria_head_scale *scales, int32_t n_heads,
                   int32_t n_rows, bool mean, float *z);
-    /* Keys of the candidates' scores in [low, high], and how many candidates lie above. NaN is neither. */
+    /* The candidates' scores in [low, high], and how many candidates lie above. NaN is neither. */
     int32_t (*gather)(const float *scores, const uint8_t *is_protected, int32_t n_rows, float low,
-                      float high, uint32_t *keys, int32_t *n_above);
+                      float high, float *taken, int32_t *n_above);
     /* Ascending rows: protected ones, candidates above `last`, and the first `room` that equal it. */
     int32_t (*emit)(const float *scores, const uint8_t *is_protected, int32_t n_rows, float last,
                     int32_t room, int32_t *rows);

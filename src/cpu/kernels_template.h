@@ -7,10 +7,10 @@
  *   vf_max_number(a, b): b where a is NaN; vf_if_finite(x, a, b): a where x is finite, else b
  *   mask_greater(a, b), mask_not_less(a, b): bits of the lanes where a > b, a >= b
  *   mask_of_zeros(pointer): bits of the LANES bytes that are 0
- *   scalar_f16(pointer)
- *   ROWS_OF(at): in terms of ROW(at, row), where the rows of vector v lie when the first lies at `at`
- *   load_f32 load_f16 load_bf16 load_i8 load_fp8(ROWS_OF(at)): DIMS elements of each row of a vector
- *   spread_scales(scales, v)
+ *   pack_scores(to, x, mask), pack_rows(to, first, mask): write the lanes of the mask (of rows: their
+ * indices) side by side and no others; return their number scalar_f16(pointer) ROWS_OF(at): in terms of
+ * ROW(at, row), where the rows of vector v lie when the first lies at `at` load_f32 load_f16 load_bf16
+ * load_i8 load_fp8(ROWS_OF(at)): DIMS elements of each row of a vector spread_scales(scales, v)
  *   vf_deinterleave(a, b, &even, &odd), reduce_tile(acc, n_heads, out): out[head][row] = sums
  *
  * A vector holds TILE_ROWS / TILE_VECTORS rows, the fewer dims of each (DIMS), the cheaper the sums over
@@ -460,7 +460,7 @@ static TARGET void NAME(group)(const float *const *scores, const tria_head_scale
 }
 
 static TARGET int32_t NAME(gather)(const float *scores, const uint8_t *is_protected, int32_t n_rows,
-                                   float low, float high, uint32_t *keys, int32_t *n_above)
+                                   float low, float high, float *taken, int32_t *n_above)
 {
     const vf lowest = vf_set1(low), highest = vf_set1(high);
     int32_t n = 0, i = 0;
@@ -471,16 +471,14 @@ static TARGET int32_t NAME(gather)(const float *scores, const uint8_t *is_protec
         uint32_t above = mask_greater(x, highest) & candidates;
         uint32_t inside = mask_not_less(x, lowest) & candidates & ~above;
         *n_above += __builtin_popcount(above);
-        for (; inside != 0; inside &= inside - 1) {
-            keys[n++] = tria_key_of(scores[i + __builtin_ctz(inside)]);
-        }
+        n += pack_scores(taken + n, x, inside);
     }
     for (; i < n_rows; i++) {
         bool candidate = is_protected == NULL || is_protected[i] == 0;
         if (candidate && scores[i] > high) {
             (*n_above)++;
         } else if (candidate && scores[i] >= low) {
-            keys[n++] = tria_key_of(scores[i]);
+            taken[n++] = scores[i];
         }
     }
     return n;
@@ -500,9 +498,7 @@ static TARGET int32_t NAME(emit)(const float *scores, const uint8_t *is_protecte
         for (; equal != 0 && room > 0; equal &= equal - 1, room--) {
             keep |= equal & ~(equal - 1);
         }
-        for (; keep != 0; keep &= keep - 1) {
-            rows[n++] = i + __builtin_ctz(keep);
-        }
+        n += pack_rows(rows + n, i, keep);
     }
     for (; i < n_rows; i++) {
         bool keep = is_protected != NULL && is_protected[i] != 0;

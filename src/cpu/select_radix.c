@@ -87,9 +87,13 @@ static int32_t gather_around(const tria_cpu_kernels *kernels, const float *score
     int32_t slack = 2 + (int32_t)(4.0 * sqrt(share * (1.0 - share) * n));
     float high = sample_score(sample, n, rank - slack, INFINITY);
     float low = sample_score(sample, n, rank + slack, -INFINITY);
-    int32_t n_keys = kernels->gather(scores, is_protected, n_rows, low, high, keys, &n_above);
+    float *taken = (float *)(void *)keys; /* become keys where they are */
+    int32_t n_keys = kernels->gather(scores, is_protected, n_rows, low, high, taken, &n_above);
     if (n_above >= *room || n_keys < *room - n_above) {
         return 0;
+    }
+    for (int32_t i = 0; i < n_keys; i++) {
+        keys[i] = tria_key_of(taken[i]);
     }
     *room -= n_above;
     return n_keys;

@@ -80,6 +80,22 @@ OP uint32_t mask_of_zeros(const uint8_t *bytes)
 {
     return _mm_cmpeq_epi8_mask(_mm_loadu_si128((const void *)bytes), _mm_setzero_si128());
 }
+/* Compressed in a register, then stored under a mask: some processors compress to memory in many steps. */
+OP int32_t pack_scores(float *to, vf x, uint32_t mask)
+{
+    const int32_t n = __builtin_popcount(mask);
+    _mm512_mask_storeu_ps(to, (__mmask16)((1u << n) - 1u), _mm512_maskz_compress_ps((__mmask16)mask, x));
+    return n;
+}
+OP int32_t pack_rows(int32_t *to, int32_t first, uint32_t mask)
+{
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i rows = _mm512_add_epi32(_mm512_set1_epi32(first), lanes);
+    const int32_t n = __builtin_popcount(mask);
+    _mm512_mask_storeu_epi32(to, (__mmask16)((1u << n) - 1u),
+                             _mm512_maskz_compress_epi32((__mmask16)mask, rows));
+    return n;
+}
 OP float scalar_f16(const void *from)
 {
     uint16_t half;
