@@ -270,9 +270,9 @@ static void decode_row(const prepared *p, int32_t row, float *planes)
 /* Whether the loops can read the rows, where they lie or copied together. */
 static bool read_directly(const tria_score_job *job, prepared *p)
 {
-    static const tria_fp8_format e4m3fn = {7, 0x7f, 0x7f, 256.0f};
-    static const tria_fp8_format e4m3fnuz = {7, 0xff, 0x80, 128.0f};
-    static const tria_fp8_format e5m2 = {8, 0, 1, 1.0f};
+    static const tria_fp8_format e4m3fn = {7, 0xbf80, 0x7f, 0x7f, 256.0f};
+    static const tria_fp8_format e4m3fnuz = {7, 0xbf80, 0xff, 0x80, 128.0f};
+    static const tria_fp8_format e5m2 = {8, 0xff00, 0, 1, 1.0f};
     const tria_tensor *tensor = job->rows->tensor;
     int32_t behind = job->head_dim - job->rotary_offset - job->rotary_dim;
     bool scaled = tensor->scale_kind != TRIA_SCALE_NONE;

@@ -44,6 +44,7 @@ typedef enum tria_source {
 /* An fp8 byte becomes an f16 by a shift, then a factor corrects the exponent's bias. */
 typedef struct tria_fp8_format {
     int32_t shift;     /* of the 7 bits below the sign */
+    int32_t half_mask; /* the bits of the f16 that come from the byte */
     int32_t nan_mask;  /* the byte is NaN when (byte & nan_mask) == nan_value, */
     int32_t nan_value; /* beyond what the f16 says itself */
     float factor;      /* of the scales */

@@ -106,14 +106,14 @@ OP vf load_i8(const void *from)
 }
 OP vf load_fp8(const void *from, const tria_fp8_format *format)
 {
-    __m128i byte = _mm_cvtepu8_epi16(_mm_loadl_epi64(from));
-    __m128i sign = _mm_slli_epi16(_mm_and_si128(byte, _mm_set1_epi16(0x80)), 8);
-    __m128i rest =
-        _mm_sll_epi16(_mm_and_si128(byte, _mm_set1_epi16(0x7f)), _mm_cvtsi32_si128(format->shift));
-    __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(byte, _mm_set1_epi16((int16_t)format->nan_mask)),
-                                  _mm_set1_epi16((int16_t)format->nan_value));
-    nan = _mm_and_si128(nan, _mm_set1_epi16(0x7e00));
-    return _mm256_cvtph_ps(_mm_or_si128(_mm_or_si128(sign, rest), nan));
+    /* widened with its sign, a byte is shifted to where f16 has these bits; copies of the sign are cut off
+     */
+    const __m128i word = _mm_cvtepi8_epi16(_mm_loadl_epi64(from));
+    const __m128i half = _mm_and_si128(_mm_sll_epi16(word, _mm_cvtsi32_si128(format->shift)),
+                                       _mm_set1_epi16((int16_t)format->half_mask));
+    const __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(word, _mm_set1_epi16((int16_t)format->nan_mask)),
+                                        _mm_set1_epi16((int16_t)format->nan_value));
+    return _mm256_cvtph_ps(_mm_or_si128(half, _mm_and_si128(nan, _mm_set1_epi16(0x7e00))));
 }
 OP vf load_f32(const void *from)
 {

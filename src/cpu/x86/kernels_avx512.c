@@ -129,13 +129,13 @@ OP vf load_i8(const void *a, const void *b)
 }
 OP vf load_fp8(const void *a, const void *b, const tria_fp8_format *format)
 {
-    __m256i byte = _mm256_cvtepu8_epi16(load_bytes(a, b));
-    __m256i sign = _mm256_slli_epi16(_mm256_and_si256(byte, _mm256_set1_epi16(0x80)), 8);
-    __m256i rest =
-        _mm256_sll_epi16(_mm256_and_si256(byte, _mm256_set1_epi16(0x7f)), _mm_cvtsi32_si128(format->shift));
-    __m256i nan_bits = _mm256_and_si256(byte, _mm256_set1_epi16((int16_t)format->nan_mask));
-    __mmask16 nan = _mm256_cmpeq_epi16_mask(nan_bits, _mm256_set1_epi16((int16_t)format->nan_value));
-    __m256i half = _mm256_or_si256(sign, rest);
+    /* widened with its sign, a byte is shifted to where f16 has these bits; copies of the sign are cut off
+     */
+    const __m256i word = _mm256_cvtepi8_epi16(load_bytes(a, b));
+    const __m256i half = _mm256_and_si256(_mm256_sll_epi16(word, _mm_cvtsi32_si128(format->shift)),
+                                          _mm256_set1_epi16((int16_t)format->half_mask));
+    const __m256i nan_bits = _mm256_and_si256(word, _mm256_set1_epi16((int16_t)format->nan_mask));
+    const __mmask16 nan = _mm256_cmpeq_epi16_mask(nan_bits, _mm256_set1_epi16((int16_t)format->nan_value));
     return _mm512_cvtph_ps(_mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7e00)));
 }
 OP vf spread_scales(const float *scales, int v)
