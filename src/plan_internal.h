@@ -57,6 +57,9 @@ void tria_resolved_release(tria_resolved *resolved);
 /* Rows each set may keep for a logical budget, before prompt rows and N are considered. */
 int32_t tria_set_budget(const tria_v1_plan *plan, const float *weights, int32_t layer, int32_t budget);
 
+/* Whether this rank holds only a part of what its sets' scores are made of. */
+bool tria_needs_reduce(const tria_v1_plan *plan);
+
 /* A stage's backend: where it runs and its context there. */
 typedef struct tria_stage {
     const tria_backend_v1_table *table;

@@ -3,7 +3,6 @@
  * query head scores which keys, who takes part where, which keep set each KV head obeys.
  */
 #include "calibration_internal.h"
-#include "cpu/rules.h"
 #include "kv_view_internal.h"
 #include "model_internal.h"
 #include "plan_internal.h"
@@ -22,6 +21,24 @@ void tria_plan_params_init(tria_plan_params *params)
     params->mode = TRIA_MODE_PER_HEAD;
     params->count_prompt = 1;
     params->max_sequences = 1;
+}
+
+bool tria_needs_reduce(const tria_v1_plan *plan)
+{
+    if (plan->params->all_reduce == NULL) {
+        return false;
+    }
+    switch (plan->params->mode) {
+    case TRIA_MODE_UNION:
+    case TRIA_MODE_GLOBAL:
+        return true;
+    case TRIA_MODE_PER_LAYER:
+        return plan->partial_heads;
+    case TRIA_MODE_PER_HEAD:
+        return plan->partial_layers;
+    default:
+        return false;
+    }
 }
 
 static tria_status check_settings(const tria_plan_params *p, tria_error *error)

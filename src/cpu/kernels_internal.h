@@ -17,6 +17,11 @@
 /* Query heads that are scored together. */
 #define TRIA_PART_HEADS 4
 
+/* Rows whose moments are formed in float before they join the rest in double. */
+#define TRIA_MOMENTS_CHUNK 1024
+/* What memory moves at a time. */
+#define TRIA_LINE_BYTES 64
+
 /* Rows that one vector of any kernel holds. */
 #define TRIA_MAX_REPEAT 2
 
@@ -127,6 +132,9 @@ struct tria_cpu_kernels {
     int32_t (*emit)(const float *scores, const uint8_t *is_protected, int32_t n_rows, float last,
                     int32_t room, int32_t *rows);
 };
+
+/* Moments of n <= TRIA_MOMENTS_CHUNK scores. */
+tria_moments tria_chunk_moments(const tria_cpu_kernels *kernels, const float *x, int32_t n);
 
 /* Unsigned numbers that sort like scores: NaN is 0, then ascending from -infinity; -0 and +0 are one. */
 static inline uint32_t tria_key_of(float score)

@@ -119,21 +119,3 @@ int32_t tria_report_uncalibrated(const tria_v1_plan *plan, uint8_t *layers)
     }
     return count;
 }
-
-bool tria_needs_reduce(const tria_v1_plan *plan)
-{
-    if (plan->params->all_reduce == NULL) {
-        return false;
-    }
-    switch (plan->params->mode) {
-    case TRIA_MODE_UNION:
-    case TRIA_MODE_GLOBAL:
-        return true;
-    case TRIA_MODE_PER_LAYER:
-        return plan->partial_heads;
-    case TRIA_MODE_PER_HEAD:
-        return plan->partial_layers;
-    default:
-        return false;
-    }
-}

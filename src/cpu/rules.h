@@ -29,9 +29,6 @@ int32_t tria_report_uncalibrated(const tria_v1_plan *plan, uint8_t *layers);
 /* The first KV slot of a set: its rows and positions stand for all of them. */
 int32_t tria_first_slot(const tria_v1_plan *plan, int32_t set);
 
-/* Whether this rank holds only a part of what the set's scores are made of. */
-bool tria_needs_reduce(const tria_v1_plan *plan);
-
 /* Floats from one head's scores or terms to the next one's: an odd number of cache lines, as heads equally
  * far apart by a power of two would compete for few places in the caches. */
 static inline int64_t tria_row_stride(int32_t max_rows)
