@@ -5,6 +5,7 @@
 #   QUICK=1 run.sh TRIA [OUTPUT]      few rows, to see that it works
 #
 # Numbers of one line belong together: each run measures the machine's own read bandwidth beside the library.
+# median.py joins the outputs of several runs.
 set -eu
 tria=$1
 output=${2:-bench.jsonl}
