@@ -89,16 +89,6 @@ static inline uint32_t mask_of_zeros(const uint8_t *bytes)
            (bytes[3] == 0 ? 8u : 0u);
 }
 
-static inline int32_t pack_scores(float *to, vf x, uint32_t mask)
-{
-    float lanes[LANES];
-    vf_store(lanes, x);
-    return tria_pack_scores(to, lanes, mask);
-}
-static inline int32_t pack_rows(int32_t *to, int32_t first, uint32_t mask)
-{
-    return tria_pack_rows(to, first, mask);
-}
 /* From the low halves of the lanes. Subnormal f16 become normal f32 by a subtraction, so that nothing
  * depends on how the engine set the treatment of subnormal operands. */
 static inline vf from_f16(vu half)

@@ -92,24 +92,6 @@ typedef struct tria_score_span {
     int32_t first; /* index of the first row in terms and out */
 } tria_score_span;
 
-/* For instruction sets that cannot: the lanes of a mask one by one. */
-static inline int32_t tria_pack_scores(float *to, const float *from, uint32_t mask)
-{
-    int32_t n = 0;
-    for (; mask != 0; mask &= mask - 1) {
-        to[n++] = from[__builtin_ctz(mask)];
-    }
-    return n;
-}
-static inline int32_t tria_pack_rows(int32_t *to, int32_t first, uint32_t mask)
-{
-    int32_t n = 0;
-    for (; mask != 0; mask &= mask - 1) {
-        to[n++] = first + __builtin_ctz(mask);
-    }
-    return n;
-}
-
 typedef void (*tria_span_kernel)(const tria_score_span *span);
 
 struct tria_cpu_kernels {

@@ -7,11 +7,13 @@
  *   vf_max_number(a, b): b where a is NaN; vf_if_finite(x, a, b): a where x is finite, else b
  *   mask_greater(a, b), mask_not_less(a, b): bits of the lanes where a > b, a >= b
  *   mask_of_zeros(pointer): bits of the LANES bytes that are 0
- *   pack_scores(to, x, mask), pack_rows(to, first, mask): write the lanes of the mask (of rows: their
- * indices) side by side and no others; return their number scalar_f16(pointer) ROWS_OF(at): in terms of
- * ROW(at, row), where the rows of vector v lie when the first lies at `at` load_f32 load_f16 load_bf16
- * load_i8 load_fp8(ROWS_OF(at)): DIMS elements of each row of a vector spread_scales(scales, v)
+ *   scalar_f16(pointer)
+ *   ROWS_OF(at): where the rows of vector v lie when the first lies at `at`, by ROW(at, row)
+ *   load_f32 load_f16 load_bf16 load_i8 load_fp8(ROWS_OF(at)): DIMS elements of each row of a vector
+ *   spread_scales(scales, v)
  *   vf_deinterleave(a, b, &even, &odd), reduce_tile(acc, n_heads, out): out[head][row] = sums
+ *
+ * and, where the set can do better than the ones below, pack_scores and pack_rows with PACKS_LANES.
  *
  * A vector holds TILE_ROWS / TILE_VECTORS rows, the fewer dims of each (DIMS), the cheaper the sums over
  * lanes at the end: vector v of a tile is row v, or rows v and v + TILE_VECTORS. A weight, once loaded,
@@ -458,6 +460,30 @@ static TARGET void NAME(group)(const float *const *scores, const tria_head_scale
         }
     }
 }
+
+#ifndef PACKS_LANES
+/* Writes the lanes of the mask side by side, and no others; returns their number. */
+INLINE int32_t pack_scores(float *to, vf x, uint32_t mask)
+{
+    float lanes[LANES];
+    int32_t n = 0;
+    vf_store(lanes, x);
+    for (; mask != 0; mask &= mask - 1) {
+        to[n++] = lanes[__builtin_ctz(mask)];
+    }
+    return n;
+}
+
+/* The same of the indices of the rows, `first` in the first lane. */
+INLINE int32_t pack_rows(int32_t *to, int32_t first, uint32_t mask)
+{
+    int32_t n = 0;
+    for (; mask != 0; mask &= mask - 1) {
+        to[n++] = first + __builtin_ctz(mask);
+    }
+    return n;
+}
+#endif
 
 static TARGET int32_t NAME(gather)(const float *scores, const uint8_t *is_protected, int32_t n_rows,
                                    float low, float high, float *taken, int32_t *n_above)

@@ -86,16 +86,6 @@ OP uint32_t mask_of_zeros(const uint8_t *bytes)
     memcpy(&word, bytes, sizeof(word));
     return mask_bits(vceqzq_u32(vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(word)))))));
 }
-OP int32_t pack_scores(float *to, vf x, uint32_t mask)
-{
-    float lanes[LANES];
-    vf_store(lanes, x);
-    return tria_pack_scores(to, lanes, mask);
-}
-OP int32_t pack_rows(int32_t *to, int32_t first, uint32_t mask)
-{
-    return tria_pack_rows(to, first, mask);
-}
 OP vf from_f16(uint16x4_t half)
 {
     return vcvt_f32_f16(vreinterpret_f16_u16(half));

@@ -76,16 +76,6 @@ OP uint32_t mask_of_zeros(const uint8_t *bytes)
     __m128i zeros = _mm_cmpeq_epi8(_mm_loadl_epi64((const void *)bytes), _mm_setzero_si128());
     return (uint32_t)_mm_movemask_epi8(zeros) & 0xffu;
 }
-OP int32_t pack_scores(float *to, vf x, uint32_t mask)
-{
-    float lanes[LANES];
-    vf_store(lanes, x);
-    return tria_pack_scores(to, lanes, mask);
-}
-OP int32_t pack_rows(int32_t *to, int32_t first, uint32_t mask)
-{
-    return tria_pack_rows(to, first, mask);
-}
 OP float scalar_f16(const void *from)
 {
     uint16_t half;

@@ -80,6 +80,7 @@ OP uint32_t mask_of_zeros(const uint8_t *bytes)
 {
     return _mm_cmpeq_epi8_mask(_mm_loadu_si128((const void *)bytes), _mm_setzero_si128());
 }
+#define PACKS_LANES
 /* Compressed in a register, then stored under a mask: some processors compress to memory in many steps. */
 OP int32_t pack_scores(float *to, vf x, uint32_t mask)
 {
