@@ -1,7 +1,7 @@
 /*
  * select_radix.c - the best n of many scores in linear time, in one total order.
  *
- * Scores are mapped to unsigned keys that sort alike. Three histograms of ever lower bits find the key of
+ * Scores are mapped to unsigned keys that sort alike. Histograms of ever lower bits find the key of
  * the last row taken and how many rows of that very key there is room for; they go to the lowest indices.
  * Of many rows a sample, always the same one, first tells between which two scores the last one must lie;
  * then only the rows between them need keys. A sample that misled is noticed and all rows get keys.
@@ -12,8 +12,9 @@
 #include <math.h>
 #include <string.h>
 
-#define HIGH_BITS 11
-#define BINS (1 << HIGH_BITS)
+/* Few bins, as the keys are few once a sample has told where to look. */
+#define BIN_BITS 8
+#define BINS (1 << BIN_BITS)
 #define SAMPLE 1024
 /* Below this many rows a sample would not pay. */
 #define SAMPLE_ROWS 4096
@@ -34,23 +35,21 @@ static uint32_t find_bin(const int32_t *counts, int32_t *room)
  * The keys are used up. */
 static uint32_t last_key(uint32_t *keys, int32_t n, int32_t *room)
 {
-    static const int shifts[] = {21, 10, 0};
-    static const uint32_t masks[] = {0x7ff, 0x7ff, 0x3ff};
     uint32_t prefix = 0;
-    for (int level = 0; level < 3; level++) {
+    for (int shift = 32 - BIN_BITS; shift >= 0; shift -= BIN_BITS) {
         int32_t counts[BINS] = {0};
         for (int32_t i = 0; i < n; i++) {
-            counts[keys[i] >> shifts[level] & masks[level]]++;
+            counts[keys[i] >> shift & (BINS - 1)]++;
         }
         uint32_t bin = find_bin(counts, room);
         int32_t inside = 0;
         for (int32_t i = 0; i < n; i++) {
             uint32_t key = keys[i];
             keys[inside] = key;
-            inside += (key >> shifts[level] & masks[level]) == bin ? 1 : 0;
+            inside += (key >> shift & (BINS - 1)) == bin ? 1 : 0;
         }
         n = inside;
-        prefix |= bin << shifts[level];
+        prefix |= bin << shift;
     }
     return prefix;
 }
