@@ -266,7 +266,9 @@ size_t tria_prepare(const tria_cpu_kernels *kernels, const tria_score_job *job, 
     span->content_count[0] = job->rotary_offset;
     span->content_begin[1] = job->rotary_offset + job->rotary_dim;
     span->content_count[1] = job->head_dim - span->content_begin[1];
-    span->row_bytes = (int32_t)tria_dtype_row_bytes(job->rows->tensor->dtype, job->head_dim);
+    /* whole blocks: a head may end within one */
+    const int32_t dtype = job->rows->tensor->dtype, block = tria_dtype_block(dtype);
+    span->row_bytes = (int32_t)tria_dtype_row_bytes(dtype, (job->head_dim + block - 1) / block * block);
     span->parts = parts;
     span->n_parts = divide_heads(job, parts);
     fill_parts(kernels, p, parts, p->best + heads * TRIA_ROW_BLOCK, p->row + vector);

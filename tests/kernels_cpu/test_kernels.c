@@ -161,6 +161,11 @@ static void make_case(testcase *c, int32_t dtype)
                                : below(j->head_dim - j->rotary_dim + 1);
     j->rope_style = below(2);
     c->tensor.dim = j->head_dim + (blocks ? 32 : 1) * below(2);
+    if (blocks && below(3) == 0) { /* a head that ends within a block */
+        j->head_dim -= 16;
+        j->rotary_dim = j->rotary_dim > 32 ? j->rotary_dim - 32 : 0;
+        j->rotary_offset = 16 * below((j->head_dim - j->rotary_dim) / 16 + 1);
+    }
     if (j->k_state == TRIA_K_HADAMARD) {
         j->hadamard_size = 1;
         while (c->tensor.dim % (2 * j->hadamard_size) == 0) {
