@@ -6,6 +6,11 @@
 
 #define ROTATION_BASE_BITS 11
 
+static size_t whole_lines(size_t bytes)
+{
+    return (bytes + TRIA_LINE_BYTES - 1) / TRIA_LINE_BYTES * TRIA_LINE_BYTES;
+}
+
 static size_t vector_floats(int32_t dim)
 {
     /* real, imaginary and content, each rounded up */
@@ -14,8 +19,7 @@ static size_t vector_floats(int32_t dim)
 
 size_t tria_prepared_bytes(int32_t n_jobs)
 {
-    return ((size_t)n_jobs * sizeof(tria_prepared) + TRIA_LINE_BYTES - 1) / TRIA_LINE_BYTES *
-           TRIA_LINE_BYTES;
+    return whole_lines((size_t)n_jobs * sizeof(tria_prepared));
 }
 
 /* For every offset, and for the magnitudes alone. */
@@ -27,9 +31,8 @@ static size_t n_parts_most(int32_t n_heads, int32_t n_lin)
 /* Parts and pointers; the floats behind them start at a whole line. */
 static size_t header_bytes(int32_t n_heads, int32_t n_lin)
 {
-    size_t bytes =
-        n_parts_most(n_heads, n_lin) * sizeof(tria_head_part) + (size_t)n_heads * sizeof(float *);
-    return (bytes + TRIA_LINE_BYTES - 1) / TRIA_LINE_BYTES * TRIA_LINE_BYTES;
+    return whole_lines(n_parts_most(n_heads, n_lin) * sizeof(tria_head_part) +
+                       (size_t)n_heads * sizeof(float *));
 }
 
 size_t tria_prepared_scratch(int32_t dim, int32_t n_heads, int32_t n_lin)

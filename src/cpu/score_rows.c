@@ -36,13 +36,18 @@ static void score_offsets(const tria_span_kernel *score, const tria_prepared *p,
         int32_t left = rows->n_rows - done;
         span.rows += done * span.row_stride;
         span.n_rows = left < TRIA_ROW_BLOCK ? left : TRIA_ROW_BLOCK;
-        span.next = span.rows;
+        span.next = left > TRIA_ROW_BLOCK ? span.rows + span.n_rows * span.row_stride : rows->next;
         span.n_ahead = 0;
+        if (rows->n_ahead > done) {
+            span.n_ahead = smaller(rows->n_ahead - done, span.n_rows);
+            span.ahead += done * span.ahead_step;
+        }
         span.first += done;
         span.terms = NULL;
         span.scales = span.scales != NULL ? span.scales + done : NULL;
         int32_t first = span.first;
         score[0](&span);
+        span.n_ahead = 0; /* fetched once is enough for all offsets */
         span.out = p->best_heads;
         span.first = 0;
         for (int32_t o = 1; o < job->n_lin; o++) {
@@ -76,30 +81,12 @@ static void score_span(const tria_cpu_kernels *kernels, const tria_prepared *p, 
     }
 }
 
-static const unsigned char *row_scale_at(const tria_rows *rows, int32_t row)
-{
-    const tria_tensor *tensor = rows->tensor;
-    if (rows->page_table == NULL) {
-        return rows->scale_base + row * tensor->scale_token_stride;
-    }
-    return rows->scale_base + rows->page_table[row / rows->tokens_per_page] * tensor->scale_page_stride +
-           row % rows->tokens_per_page * tensor->scale_token_stride;
-}
-
 /* What the rows of a tensor with scales are multiplied by. */
 static void decode_scales(const tria_prepared *p, int32_t first, int32_t n, float *scales)
 {
-    const tria_rows *rows = p->job->rows;
-    const tria_tensor *tensor = rows->tensor;
-    float scale = tensor->scale_kind == TRIA_SCALE_TENSOR ? tensor->scale : 1.0f;
-    if (tensor->scale_kind == TRIA_SCALE_HEAD) {
-        memcpy(&scale, rows->scale_base, sizeof(scale));
-    }
+    const float factor = p->source == TRIA_SOURCE_FP8 ? p->span.fp8.factor : 1.0f;
     for (int32_t i = 0; i < n; i++) {
-        if (tensor->scale_kind == TRIA_SCALE_ROW) {
-            memcpy(&scale, row_scale_at(rows, first + i), sizeof(scale));
-        }
-        scales[i] = p->source == TRIA_SOURCE_FP8 ? scale * p->span.fp8.factor : scale;
+        scales[i] = tria_rows_scale(p->job->rows, first + i) * factor;
     }
 }
 
