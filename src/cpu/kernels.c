@@ -4,6 +4,9 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 int32_t tria_cpu_features(void)
@@ -19,10 +22,16 @@ int32_t tria_cpu_features(void)
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
             features |= TRIA_CPU_AVX512;
+            features |= __builtin_cpu_supports("avx512vnni") ? TRIA_CPU_VNNI : 0;
         }
     }
 #elif defined(__aarch64__)
     features |= TRIA_CPU_NEON; /* part of the base architecture */
+#if defined(__ARM_FEATURE_DOTPROD)
+    features |= TRIA_CPU_DOT;
+#elif defined(__linux__)
+    features |= (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0 ? TRIA_CPU_DOT : 0;
+#endif
 #endif
     return features;
 }
@@ -31,9 +40,11 @@ const tria_cpu_kernels *tria_cpu_kernels_for(int32_t features)
 {
     static const tria_cpu_kernels *const best_first[] = {
 #if defined(__x86_64__)
+        &tria_cpu_kernels_avx512_vnni,
         &tria_cpu_kernels_avx512,
         &tria_cpu_kernels_avx2,
 #elif defined(__aarch64__)
+        &tria_cpu_kernels_neon_dot,
         &tria_cpu_kernels_neon,
 #endif
         &tria_cpu_kernels_c,

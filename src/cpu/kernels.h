@@ -18,6 +18,8 @@ enum {
     TRIA_CPU_AVX2 = 1 << 0,   /* with FMA and F16C */
     TRIA_CPU_AVX512 = 1 << 1, /* F, BW, DQ and VL */
     TRIA_CPU_NEON = 1 << 2,
+    TRIA_CPU_VNNI = 1 << 3, /* products of bytes, with AVX512 */
+    TRIA_CPU_DOT = 1 << 4,  /* the same, with NEON */
     TRIA_CPU_ALL = -1
 };
 /* What this machine and its operating system offer. */

@@ -2,7 +2,7 @@
  * kernels_c.c - the kernels for any machine: vectors of four in the compilers' own notation, which every
  * 64-bit target has registers for.
  */
-#include "cpu/kernels_internal.h"
+#include "cpu/tile.h"
 
 #include <math.h>
 #include <string.h>

@@ -28,12 +28,9 @@
 /* Blocks of a q8_0 row whose scales a tile has room for; longer rows are decoded first. */
 #define TRIA_MAX_BLOCKS 32
 
-/* Loops of constant length over registers. */
-#if defined(__clang__)
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
+/* Digits of a weight for products of bytes: with 23 bits and a sign as exact as float, relative to the
+ * largest of its block. */
+#define TRIA_DIGITS 3
 
 /* Element types the loops read directly; everything else comes decoded to f32. */
 typedef enum tria_source {
@@ -65,6 +62,13 @@ typedef struct tria_head_part {
      * content [count / dims] of [n_heads]. Every `dims` of them stand `repeat` times in their vector. */
     const float *linear;
     const float *mag; /* [n_freq / dims] of [n_heads] */
+    /* Instead of `linear`, for products of bytes: blocks of 32 stored dims from first_block on. A weight is
+     * steps[..][0] * (digit 0 + 256 digit 1 + 65536 digit 2), and steps[..][1] is 256 steps[..][0]. */
+    int32_t first_block;
+    int32_t n_blocks;
+    const int32_t *digits; /* [n_blocks][8][n_heads][3], each one digit of 4 dims */
+    const int32_t *starts; /* [n_blocks][n_heads][3], what sums of products of digits start from */
+    const float *steps;    /* [n_blocks][n_heads][2] */
 } tria_head_part;
 
 /* Evenly spaced rows whose elements are packed, and the prepared query side. Rows are read in whole tiles:
@@ -94,6 +98,14 @@ typedef struct tria_score_span {
 
 typedef void (*tria_span_kernel)(const tria_score_span *span);
 
+/* Scores without magnitudes of keys that are bytes, from products of whole numbers. */
+typedef struct tria_byte_kernels {
+    int32_t rows;     /* of a tile */
+    int32_t key_bias; /* what keys have added when they are multiplied */
+    tria_span_kernel score_q8_0;
+    tria_span_kernel score_int8;
+} tria_byte_kernels;
+
 struct tria_cpu_kernels {
     const char *name;
     int32_t features;
@@ -102,6 +114,7 @@ struct tria_cpu_kernels {
     int32_t repeat; /* and of how many rows */
     /* [source][interleaved][with magnitudes] */
     tria_span_kernel score[TRIA_SOURCE_COUNT][2][2];
+    const tria_byte_kernels *bytes; /* NULL: none */
     /* Of the finite ones: their number and sum; then the sums of x - mean and its square. */
     void (*sum)(const float *x, int32_t n, double *count, double *sum);
     void (*deviations)(const float *x, int32_t n, float mean, double *sum, double *squares);
@@ -140,8 +153,12 @@ extern const tria_cpu_kernels tria_cpu_kernels_c;
 #if defined(__x86_64__)
 extern const tria_cpu_kernels tria_cpu_kernels_avx2;
 extern const tria_cpu_kernels tria_cpu_kernels_avx512;
+extern const tria_cpu_kernels tria_cpu_kernels_avx512_vnni;
+extern const tria_byte_kernels tria_byte_kernels_vnni;
 #elif defined(__aarch64__)
 extern const tria_cpu_kernels tria_cpu_kernels_neon;
+extern const tria_cpu_kernels tria_cpu_kernels_neon_dot;
+extern const tria_byte_kernels tria_byte_kernels_dot;
 #endif
 
 #endif

@@ -25,8 +25,6 @@
 #define DIMS (LANES * TILE_VECTORS / TILE_ROWS)
 /* Frequencies whose magnitudes a tile has room for. */
 #define MAX_SAVED 256
-/* Rows between the one worked on and the one that is looked after a second time. */
-#define NEAR_ROWS 16
 
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
@@ -130,33 +128,6 @@ INLINE void NAME(load_pairs)(const tria_score_span *span, const NAME(tile) * til
     }
 }
 
-/* What is yet to be fetched while a tile is worked on. */
-typedef struct NAME(fetches) {
-    const unsigned char *ahead; /* goes on from tile to tile */
-    const unsigned char *near;
-    int32_t n_rows; /* of this tile */
-} NAME(fetches);
-
-/* Sends for a row's length of what lies far ahead, and looks again after a row that is needed soon, as
- * processors drop requests when their queues are full. Both go to the second cache. Called again and again
- * between the products, to spare those queues. */
-INLINE void NAME(fetch)(const tria_score_span *span, NAME(fetches) * fetches)
-{
-    if (fetches->n_rows > 0) {
-        int32_t b = 0;
-        do { /* by two lines, to spare branches */
-            __builtin_prefetch(fetches->ahead + b, 0, 2);
-            __builtin_prefetch(fetches->ahead + b + 64, 0, 2);
-            __builtin_prefetch(fetches->near + b, 0, 2);
-            __builtin_prefetch(fetches->near + b + 64, 0, 2);
-            b += 128;
-        } while (b < span->row_bytes);
-        fetches->ahead += span->ahead_step;
-        fetches->near += span->row_stride;
-        fetches->n_rows--;
-    }
-}
-
 /* Adds the products of DIMS dims of each row with the weights of every head. */
 INLINE void NAME(accumulate)(vf acc[][TILE_VECTORS], const vf *x, const float *weights, int n_heads)
 {
@@ -172,12 +143,12 @@ INLINE void NAME(accumulate)(vf acc[][TILE_VECTORS], const vf *x, const float *w
 
 /* Adds the products of n content dims from `begin` on. */
 INLINE const float *NAME(content)(const tria_score_span *span, const NAME(tile) * tile,
-                                  NAME(fetches) * fetches, int32_t begin, int32_t n, const float *weights,
+                                  tria_fetches *fetches, int32_t begin, int32_t n, const float *weights,
                                   int source, int n_heads, vf acc[][TILE_VECTORS])
 {
     for (int32_t d = 0; d < n; d += DIMS) {
         vf x[TILE_VECTORS];
-        NAME(fetch)(span, fetches);
+        tria_fetch(span, fetches);
         NAME(load_all)(span, tile, begin + d, source, x);
         NAME(accumulate)(acc, x, weights, n_heads);
         weights += n_heads * LANES;
@@ -187,14 +158,14 @@ INLINE const float *NAME(content)(const tria_score_span *span, const NAME(tile) 
 
 /* Adds the products of real and imaginary parts of frequencies [first, end), and works out their
  * magnitudes when asked to. */
-INLINE const float *NAME(pairs)(const tria_score_span *span, NAME(tile) * tile, NAME(fetches) * fetches,
+INLINE const float *NAME(pairs)(const tria_score_span *span, NAME(tile) * tile, tria_fetches *fetches,
                                 int32_t first, int32_t end, const float *weights, int source,
                                 bool interleaved, bool magnitudes, int n_heads, vf acc[][TILE_VECTORS])
 {
     vf *magnitude = tile->magnitudes[0];
     for (int32_t f = first; f < end; f += DIMS) {
         vf real[TILE_VECTORS], imag[TILE_VECTORS];
-        NAME(fetch)(span, fetches);
+        tria_fetch(span, fetches);
         NAME(load_pairs)(span, tile, f, source, interleaved, real, imag);
         if (magnitudes) {
             UNROLL
@@ -223,7 +194,7 @@ INLINE const float *NAME(norms)(const NAME(tile) * tile, int32_t n, const float 
 
 /* out[head][row] of a part with n_heads. */
 INLINE void NAME(score_tile)(const tria_score_span *span, const tria_head_part *part, NAME(tile) * tile,
-                             NAME(fetches) * fetches, int source, bool interleaved, bool with_mag,
+                             tria_fetches *fetches, int source, bool interleaved, bool with_mag,
                              int n_heads, float *out)
 {
     const float *linear = part->linear, *mag = part->mag;
@@ -253,7 +224,7 @@ INLINE void NAME(score_tile)(const tria_score_span *span, const tria_head_part *
         }
     }
     while (fetches->n_rows > 0) {
-        NAME(fetch)(span, fetches);
+        tria_fetch(span, fetches);
     }
     reduce_tile(acc, n_heads, out);
 }
@@ -276,43 +247,12 @@ INLINE void NAME(open_tile)(const tria_score_span *span, int32_t first_row, int 
     }
 }
 
-/* What to fetch during a tile. */
-INLINE void NAME(open_fetches)(const tria_score_span *span, int32_t first_row, NAME(fetches) * fetches)
-{
-    const int32_t soon = first_row + NEAR_ROWS;
-    fetches->near = soon < span->n_rows ? span->rows + soon * span->row_stride
-                                        : span->next + (soon - span->n_rows) * span->row_stride;
-    fetches->n_rows = first_row < span->n_ahead ? TILE_ROWS : 0;
-}
-
-/* Writes n_rows scores of every head, scaled and with the terms added; inlined, so that whole tiles take no
- * loops. */
-INLINE void NAME(store_tile)(const tria_score_span *span, const tria_head_part *part, int32_t first_row,
-                             int32_t n_rows, bool scaled, float *out)
-{
-    const int64_t index = (int64_t)span->first + first_row;
-    for (int h = 0; h < part->n_heads; h++) {
-        float *scores = out + h * TILE_ROWS;
-        for (int r = 0; scaled && r < n_rows; r++) {
-            scores[r] *= span->scales[first_row + r];
-        }
-        if (span->terms != NULL) {
-            float terms[TILE_ROWS];
-            memcpy(terms, span->terms[part->first + h] + index, (size_t)n_rows * sizeof(float));
-            for (int r = 0; r < n_rows; r++) {
-                scores[r] += terms[r];
-            }
-        }
-        memcpy(span->out[part->first + h] + index, scores, (size_t)n_rows * sizeof(float));
-    }
-}
-
 /* A tile at a time, all parts of the heads in turn while its rows are in the first cache. */
 INLINE void NAME(span)(const tria_score_span *span, int source, bool interleaved, bool with_mag)
 {
     const bool scaled = source == TRIA_SOURCE_INT8 || source == TRIA_SOURCE_FP8;
     NAME(tile) tile;
-    NAME(fetches) fetches;
+    tria_fetches fetches;
     tile.stride = span->row_stride;
     tile.stride3 = 3 * tile.stride;
     tile.stride5 = 5 * tile.stride;
@@ -321,7 +261,7 @@ INLINE void NAME(span)(const tria_score_span *span, int source, bool interleaved
     for (int32_t row = 0; row < span->n_rows; row += TILE_ROWS) {
         float out[TRIA_PART_HEADS * TILE_ROWS];
         NAME(open_tile)(span, row, source, &tile);
-        NAME(open_fetches)(span, row, &fetches);
+        tria_open_fetches(span, row, TILE_ROWS, &fetches);
         for (const tria_head_part *part = span->parts; part < span->parts + span->n_parts; part++) {
             switch (part->n_heads) {
             case 1:
@@ -337,11 +277,7 @@ INLINE void NAME(span)(const tria_score_span *span, int source, bool interleaved
                 NAME(score_tile)(span, part, &tile, &fetches, source, interleaved, with_mag, 4, out);
                 break;
             }
-            if (span->n_rows - row >= TILE_ROWS) {
-                NAME(store_tile)(span, part, row, TILE_ROWS, scaled, out);
-            } else {
-                NAME(store_tile)(span, part, row, span->n_rows - row, scaled, out);
-            }
+            tria_store_tile(span, part, row, TILE_ROWS, scaled, out);
         }
     }
 }
@@ -546,17 +482,20 @@ static TARGET int32_t NAME(emit)(const float *scores, const uint8_t *is_protecte
             NAME(label##_interleaved), NAME(label##_interleaved_mag)                                       \
         }                                                                                                  \
     }
-const tria_cpu_kernels NAME(tria_cpu_kernels) = {
-    KERNELS_NAME,
-    KERNELS_FEATURES,
-    TILE_ROWS,
-    DIMS,
-    LANES / DIMS,
-    {SPAN_ENTRY(score_f32), SPAN_ENTRY(score_f16), SPAN_ENTRY(score_bf16), SPAN_ENTRY(score_q8_0),
-     SPAN_ENTRY(score_int8), SPAN_ENTRY(score_fp8)},
-    NAME(sum),
-    NAME(deviations),
-    NAME(group),
-    NAME(gather),
-    NAME(emit),
-};
+#define KERNELS_TABLE(symbol, label, needed, byte_kernels)                                                 \
+    const tria_cpu_kernels symbol = {                                                                      \
+        label,                                                                                             \
+        needed,                                                                                            \
+        TILE_ROWS,                                                                                         \
+        DIMS,                                                                                              \
+        LANES / DIMS,                                                                                      \
+        {SPAN_ENTRY(score_f32), SPAN_ENTRY(score_f16), SPAN_ENTRY(score_bf16), SPAN_ENTRY(score_q8_0),     \
+         SPAN_ENTRY(score_int8), SPAN_ENTRY(score_fp8)},                                                   \
+        byte_kernels,                                                                                      \
+        NAME(sum),                                                                                         \
+        NAME(deviations),                                                                                  \
+        NAME(group),                                                                                       \
+        NAME(gather),                                                                                      \
+        NAME(emit),                                                                                        \
+    }
+KERNELS_TABLE(NAME(tria_cpu_kernels), KERNELS_NAME, KERNELS_FEATURES, NULL);

@@ -14,6 +14,10 @@ typedef struct tria_prepared {
     tria_score_span span; /* all but the rows */
     tria_source source;
     bool direct; /* the loops read elements as they are; otherwise decoded ones */
+    /* For direct rows: loops without and with magnitudes (none, if the former multiply bytes), and the rows
+     * of their tiles. */
+    const tria_span_kernel *score;
+    int32_t tile_rows;
     tria_chunks chunks;
     bool with_mag;
     int32_t decode_dim; /* leading dims a decoded row has */

@@ -70,10 +70,9 @@ static void score_offsets(const tria_span_kernel *score, const tria_prepared *p,
     }
 }
 
-static void score_span(const tria_cpu_kernels *kernels, const tria_prepared *p, tria_source source,
-                       bool interleaved, const tria_score_span *span)
+/* By loops without and with magnitudes. */
+static void score_span(const tria_span_kernel *score, const tria_prepared *p, const tria_score_span *span)
 {
-    const tria_span_kernel *score = kernels->score[source][interleaved];
     if (p->job->n_lin > 1) {
         score_offsets(score, p, span);
     } else {
@@ -84,9 +83,12 @@ static void score_span(const tria_cpu_kernels *kernels, const tria_prepared *p, 
 /* What the rows of a tensor with scales are multiplied by. */
 static void decode_scales(const tria_prepared *p, int32_t first, int32_t n, float *scales)
 {
+    const tria_rows *rows = p->job->rows;
     const float factor = p->source == TRIA_SOURCE_FP8 ? p->span.fp8.factor : 1.0f;
+    float scale = tria_rows_scale(rows, first);
     for (int32_t i = 0; i < n; i++) {
-        scales[i] = tria_rows_scale(p->job->rows, first + i) * factor;
+        scale = rows->tensor->scale_kind == TRIA_SCALE_ROW ? tria_rows_scale(rows, first + i) : scale;
+        scales[i] = scale * factor;
     }
 }
 
@@ -128,7 +130,7 @@ static void score_decoded_rows(const tria_cpu_kernels *kernels, const tria_prepa
     span.next = span.rows;
     span.n_rows = n;
     span.first = first;
-    score_span(kernels, p, TRIA_SOURCE_F32, false, &span);
+    score_span(kernels->score[TRIA_SOURCE_F32][false], p, &span);
 }
 
 /* Rows [first, first + n) of the job, evenly spaced from `rows` on; `next`: the row after them. */
@@ -148,9 +150,9 @@ static void score_even_rows(const tria_cpu_kernels *kernels, const tria_prepared
         decode_scales(p, p->job->first_row + first, n, scales);
         span.scales = scales;
     }
-    score_span(kernels, p, p->source, p->job->rope_style != TRIA_ROPE_HALF, &span);
+    score_span(p->score, p, &span);
     /* A negative scale changes the sign of a key, but not that of its magnitudes. */
-    for (int32_t i = 0; scaled && i < n; i++) {
+    for (int32_t i = 0; scaled && p->with_mag && i < n; i++) {
         if (scales[i] < 0.0f) {
             score_decoded_rows(kernels, p, first + i, 1);
         }
@@ -168,11 +170,11 @@ static int32_t even_rows(const tria_rows *rows, int32_t row, int32_t n)
 
 /* Copies n rows from `row` on to where a tile can read them, the last one again and again to fill it; rows
  * that lie anywhere are fetched ahead here. */
-static void gather_tile(const tria_cpu_kernels *kernels, const tria_prepared *p, int32_t row, int32_t n)
+static void gather_tile(const tria_prepared *p, int32_t row, int32_t n)
 {
     const tria_score_job *job = p->job;
     unsigned char *to = (unsigned char *)p->block;
-    for (int32_t r = 0; r < kernels->rows; r++) {
+    for (int32_t r = 0; r < p->tile_rows; r++) {
         const int32_t soon = smaller(row + r + TRIA_HEAD_CHUNK / 2, job->first_row + job->n_rows - 1);
         for (int32_t at = 0; at < p->span.row_bytes; at += TRIA_LINE_BYTES) {
             __builtin_prefetch(tria_rows_at(job->rows, soon) + at, 0, 2);
@@ -197,10 +199,10 @@ static void score_direct_rows(const tria_cpu_kernels *kernels, const tria_prepar
         const unsigned char *at = tria_rows_at(rows, row);
         int64_t stride = rows->tensor->token_stride;
         int32_t n = p->chunks.n > 1 ? 0 : even_rows(rows, row, end - first);
-        n -= n % kernels->rows;
+        n -= n % p->tile_rows;
         if (n == 0) {
-            n = smaller(end - first, kernels->rows);
-            gather_tile(kernels, p, row, n);
+            n = smaller(end - first, p->tile_rows);
+            gather_tile(p, row, n);
             at = (const unsigned char *)p->block;
             stride = p->span.row_bytes;
         }
@@ -212,19 +214,6 @@ static void score_direct_rows(const tria_cpu_kernels *kernels, const tria_prepar
 
 /* Compilers drop calls of functions that only fetch ahead as having no effect; not so when inlined. */
 #define FETCHING static inline __attribute__((always_inline))
-
-/* Terms and scores of rows [first, end): runs too short for the machine to see them coming. */
-FETCHING void fetch_scores(const tria_score_job *job, int32_t first, int32_t end)
-{
-    for (int32_t h = 0; h < job->n_heads; h++) {
-        for (int32_t i = first; i < end; i += TRIA_LINE_BYTES / (int32_t)sizeof(float)) {
-            __builtin_prefetch(&job->out[h][i], 1, 2);
-            if (job->terms != NULL) {
-                __builtin_prefetch(&job->terms[h][i], 0, 2);
-            }
-        }
-    }
-}
 
 /* Has the pages of memory that hold rows [first, end) translated, all at once: each one when its rows are
  * reached would hold up everything for as long as it takes. Takes another line of each page, as lines
@@ -307,7 +296,6 @@ static void score_chunk(const tria_cpu_kernels *kernels, const tria_prepared *al
     if (first >= n_rows) {
         return;
     }
-    fetch_scores(p->job, next, smaller(n_rows, next + TRIA_HEAD_CHUNK));
     if (index == 0 || !side_by_side(p->job->rows, all[index - 1].job->rows)) {
         translate_pages(p, next + TRIA_HEAD_CHUNK, smaller(n_rows, next + 2 * TRIA_HEAD_CHUNK));
     }

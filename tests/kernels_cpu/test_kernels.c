@@ -45,6 +45,8 @@ typedef struct testcase {
     float mag[MAX_HEADS][MAX_DIM];
     float terms[MAX_HEADS][MAX_ROWS];
     float out[MAX_HEADS][MAX_ROWS];
+    float alone[MAX_HEADS][MAX_ROWS];
+    uint8_t has_content[MAX_HEADS];
     const float *lin_heads[MAX_HEADS];
     const float *mag_heads[MAX_HEADS];
     const float *terms_heads[MAX_HEADS];
@@ -60,10 +62,11 @@ static void fail(const testcase *c, const tria_cpu_kernels *kernels, const char 
     failures++;
     printf(
         "%s: %s at head %d row %d: %.9g, expected %.9g (%s, dim %d/%d, rotary %d+%d, style %d, state %d, "
-        "heads %d, lin %d, rows %d, pack %d, scale %d, pages %d)\n",
+        "heads %d, lin %d, mag %d, content %d, rows %d, pack %d, scale %d, pages %d)\n",
         tria_cpu_kernels_name(kernels), what, head, row, got, expected, tria_dtype_name(c->tensor.dtype),
         j->head_dim, c->tensor.dim, j->rotary_offset, j->rotary_dim, j->rope_style, j->k_state, j->n_heads,
-        j->n_lin, j->n_rows, c->tensor.pack, c->tensor.scale_kind, j->rows->page_table != NULL);
+        j->n_lin, j->mag != NULL, j->has_content == NULL ? -1 : j->has_content[head], j->n_rows,
+        c->tensor.pack, c->tensor.scale_kind, j->rows->page_table != NULL);
 }
 
 /* Bytes whose values are ordinary numbers in the element type. */
@@ -184,9 +187,11 @@ static void make_case(testcase *c, int32_t dtype)
     j->lin = c->lin_heads;
     j->mag = below(4) == 0 ? NULL : c->mag_heads;
     j->terms = below(4) == 0 ? c->terms_heads : NULL;
+    j->has_content = below(3) == 0 && j->k_state != TRIA_K_HADAMARD ? c->has_content : NULL;
     j->out = c->out_heads;
     j->moments = c->moments;
     for (int32_t h = 0; h < j->n_heads; h++) {
+        c->has_content[h] = below(2) == 0;
         for (int32_t o = 0; o < j->n_lin; o++) {
             make_lin(c, c->lin[h] + o * c->tensor.dim);
         }
@@ -224,6 +229,13 @@ static void make_tables(float *tables, int32_t n_freq)
     }
 }
 
+/* Whether a stored dim enters a head's score. */
+static bool enters(const tria_score_job *j, int32_t head, int32_t d)
+{
+    return j->has_content == NULL || j->has_content[head] != 0 ||
+           (d >= j->rotary_offset && d < j->rotary_offset + j->rotary_dim);
+}
+
 static double oracle(const testcase *c, int32_t head, int32_t row, double *size)
 {
     const tria_score_job *j = &c->job;
@@ -251,7 +263,8 @@ static double oracle(const testcase *c, int32_t head, int32_t row, double *size)
     for (int32_t o = 0; o < j->n_lin; o++) {
         double sum = 0.0, absolute = 0.0;
         for (int32_t d = 0; d < dims; d++) {
-            const double product = (double)c->lin[head][o * c->tensor.dim + d] * stored[d];
+            const double weight = (double)c->lin[head][o * c->tensor.dim + d];
+            const double product = enters(j, head, d) ? weight * stored[d] : 0.0;
             sum += product;
             absolute += fabs(product);
         }
@@ -302,7 +315,7 @@ static void check_equal_rows(testcase *c, const tria_cpu_kernels *kernels)
     }
 }
 
-/* One element that is not finite makes its row's scores not finite, and nobody else's. */
+/* The first element is not finite: so are its row's scores, and nobody else's. */
 static void check_not_finite(testcase *c, const tria_cpu_kernels *kernels)
 {
     static const uint32_t patterns[TRIA_DTYPE_COUNT] = {0x7f800000U, 0xfc00U, 0x7fc0U, 0x7fU, 0x80U, 0x7cU};
@@ -316,19 +329,61 @@ static void check_not_finite(testcase *c, const tria_cpu_kernels *kernels)
     tria_score_rows(kernels, j, 1, c->scratch);
     for (int32_t h = 0; h < j->n_heads; h++) {
         for (int32_t i = 0; i < j->n_rows; i++) {
-            if ((isfinite(c->out[h][i]) != 0) == (i == row)) {
+            if ((isfinite(c->out[h][i]) != 0) == (i == row && enters(j, h, 0))) {
                 fail(c, kernels, "not finite", h, i, (double)c->out[h][i], NAN);
             }
         }
-        if (c->moments[h].count != j->n_rows - 1) {
-            fail(c, kernels, "finite rows", h, row, (double)c->moments[h].count, j->n_rows - 1);
+        const int64_t n_finite = j->n_rows - enters(j, h, 0);
+        if (c->moments[h].count != n_finite) {
+            fail(c, kernels, "finite rows", h, row, (double)c->moments[h].count, (double)n_finite);
         }
     }
 }
 
-static void check_case(testcase *c, const tria_cpu_kernels *kernels)
+/* The same scores, to the last bit, of the heads as jobs of their own and of the rows as two jobs. */
+static void check_jobs(testcase *c, const tria_cpu_kernels *kernels)
 {
-    tria_score_job *j = &c->job;
+    tria_score_job jobs[4];
+    const tria_score_job *j = &c->job;
+    const int32_t heads[3] = {0, below(j->n_heads), j->n_heads}, rows[3] = {0, below(j->n_rows), j->n_rows};
+    const float *terms[4][MAX_HEADS];
+    float *out[4][MAX_HEADS];
+    int32_t n_jobs = 0;
+    memcpy(c->alone, c->out, sizeof(c->out));
+    memset(c->out, 0x7f, sizeof(c->out));
+    for (int32_t i = 0; i < 4; i++) {
+        const int32_t first = heads[i % 2], row = rows[i / 2];
+        tria_score_job *job = &jobs[n_jobs];
+        *job = *j;
+        job->n_heads = heads[i % 2 + 1] - first;
+        job->first_row = j->first_row + row;
+        job->n_rows = rows[i / 2 + 1] - row;
+        job->lin = j->lin + first;
+        job->mag = j->mag != NULL ? j->mag + first : NULL;
+        job->has_content = j->has_content != NULL ? j->has_content + first : NULL;
+        job->terms = j->terms != NULL ? terms[n_jobs] : NULL;
+        job->out = out[n_jobs];
+        job->moments = NULL;
+        for (int32_t h = 0; h < job->n_heads; h++) {
+            terms[n_jobs][h] = c->terms[first + h] + row;
+            out[n_jobs][h] = c->out[first + h] + row;
+        }
+        n_jobs += job->n_heads > 0 && job->n_rows > 0;
+    }
+    tria_score_rows(kernels, jobs, n_jobs, c->scratch);
+    for (int32_t h = 0; h < j->n_heads; h++) {
+        for (int32_t i = 0; i < j->n_rows; i++) {
+            if (memcmp(&c->out[h][i], &c->alone[h][i], sizeof(float)) != 0) {
+                fail(c, kernels, "several jobs", h, i, (double)c->out[h][i], (double)c->alone[h][i]);
+                return;
+            }
+        }
+    }
+}
+
+static void check_scores(testcase *c, const tria_cpu_kernels *kernels, const char *what, double least)
+{
+    const tria_score_job *j = &c->job;
     const double state_factor = j->k_state == TRIA_K_ROTATED ? 1.0 : 2.0; /* transforms round too */
     memset(c->out, 0x7f, sizeof(c->out));
     tria_score_rows(kernels, j, 1, c->scratch);
@@ -336,13 +391,38 @@ static void check_case(testcase *c, const tria_cpu_kernels *kernels)
         for (int32_t i = 0; i < j->n_rows; i++) {
             double size;
             const double expected = oracle(c, h, i, &size);
-            if (!(fabs((double)c->out[h][i] - expected) <= state_factor * 5e-7 * (size + 1.0))) {
-                fail(c, kernels, "score", h, i, (double)c->out[h][i], expected);
+            if (!(fabs((double)c->out[h][i] - expected) <= state_factor * 5e-7 * (size + least))) {
+                fail(c, kernels, what, h, i, (double)c->out[h][i], expected);
                 return;
             }
         }
+    }
+}
+
+/* Weights too small for whole numbers of still smaller steps. */
+static void check_small_weights(testcase *c, const tria_cpu_kernels *kernels)
+{
+    tria_score_job *j = &c->job;
+    if (j->mag != NULL || j->terms != NULL || j->k_state != TRIA_K_ROTATED) {
+        return;
+    }
+    for (int32_t i = 0; i < j->n_heads * MAX_LIN * MAX_DIM; i++) {
+        c->lin[i / (MAX_LIN * MAX_DIM)][i % (MAX_LIN * MAX_DIM)] *= ldexpf(1.0F, -115);
+    }
+    check_scores(c, kernels, "small weights", ldexp(1.0, -115));
+    for (int32_t i = 0; i < j->n_heads * MAX_LIN * MAX_DIM; i++) {
+        c->lin[i / (MAX_LIN * MAX_DIM)][i % (MAX_LIN * MAX_DIM)] *= ldexpf(1.0F, 115);
+    }
+}
+
+static void check_case(testcase *c, const tria_cpu_kernels *kernels)
+{
+    check_scores(c, kernels, "score", 1.0);
+    for (int32_t h = 0; h < c->job.n_heads; h++) {
         check_moments(c, kernels, h);
     }
+    check_jobs(c, kernels);
+    check_small_weights(c, kernels);
     check_equal_rows(c, kernels);
     check_not_finite(c, kernels);
 }
@@ -475,12 +555,14 @@ int main(void)
     const char *count_text = getenv("TRIA_TEST_COUNT"), *seed_text = getenv("TRIA_TEST_SEED");
     const int count = count_text != NULL ? atoi(count_text) : 500;
     const uint64_t seed = seed_text != NULL ? strtoull(seed_text, NULL, 10) : 20260101U;
-    const int32_t masks[] = {0, TRIA_CPU_AVX2, TRIA_CPU_AVX2 | TRIA_CPU_AVX512, TRIA_CPU_NEON};
+    const int32_t avx512 = TRIA_CPU_AVX2 | TRIA_CPU_AVX512;
+    const int32_t masks[] = {
+        0, TRIA_CPU_AVX2, avx512, avx512 | TRIA_CPU_VNNI, TRIA_CPU_NEON, TRIA_CPU_NEON | TRIA_CPU_DOT};
     testcase *c = calloc(1, sizeof(*c));
     c->cache = calloc(1, MAX_CACHE + 4);
     c->scales = calloc((size_t)MAX_ROWS * 64, sizeof(float));
     c->tables = malloc(sizeof(float) * 3 * 2048 * MAX_DIM);
-    c->scratch = aligned_alloc(64, tria_score_scratch_size(MAX_DIM, MAX_HEADS, MAX_LIN, 1));
+    c->scratch = aligned_alloc(64, tria_score_scratch_size(MAX_DIM, MAX_HEADS, MAX_LIN, 4));
     for (int32_t h = 0; h < MAX_HEADS; h++) {
         c->lin_heads[h] = c->lin[h];
         c->mag_heads[h] = c->mag[h];

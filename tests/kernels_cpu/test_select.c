@@ -143,7 +143,9 @@ static void test_extremes(void **test_state)
 
 int main(void)
 {
-    const int32_t masks[] = {0, TRIA_CPU_AVX2, TRIA_CPU_AVX2 | TRIA_CPU_AVX512, TRIA_CPU_NEON};
+    const int32_t avx512 = TRIA_CPU_AVX2 | TRIA_CPU_AVX512;
+    const int32_t masks[] = {
+        0, TRIA_CPU_AVX2, avx512, avx512 | TRIA_CPU_VNNI, TRIA_CPU_NEON, TRIA_CPU_NEON | TRIA_CPU_DOT};
     int failed = 0;
     for (size_t m = 0; m < TRIA_ARRAY_LEN(masks); m++) {
         if ((masks[m] & ~tria_cpu_features()) == 0) {

@@ -1,10 +1,10 @@
 /*
  * kernels_neon.c - vectors of four, for 64-bit Arm, with what its base architecture offers.
  *
- * Bfloat16 and byte dot products of later versions would need the query side split into narrower parts
- * to stay within the accuracy promised, which costs what they save.
+ * Products of pairs of bf16, which later versions have, are not used: to stay within the accuracy promised
+ * a weight would have to be split into two or three of them, which costs what the pairs save.
  */
-#include "cpu/kernels_internal.h"
+#include "cpu/tile.h"
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
@@ -151,4 +151,7 @@ OP void reduce_tile(vf acc[][TILE_VECTORS], int n_heads, float *out)
 }
 
 #include "cpu/kernels_template.h"
+
+KERNELS_TABLE(tria_cpu_kernels_neon_dot, "neon_dot", KERNELS_FEATURES | TRIA_CPU_DOT,
+              &tria_byte_kernels_dot);
 #endif

@@ -1,5 +1,5 @@
 /* kernels_avx2.c - vectors of eight, for x86 with AVX2, FMA and F16C. */
-#include "cpu/kernels_internal.h"
+#include "cpu/tile.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

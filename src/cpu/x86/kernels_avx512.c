@@ -1,11 +1,10 @@
 /*
  * kernels_avx512.c - vectors of sixteen, for x86 with AVX-512 F, BW, DQ and VL.
  *
- * The products of 16-bit floats and of bytes that newer extensions offer are not used: to stay within the
- * accuracy promised the query side would have to be split into two or three narrower parts, and the
- * products saved by the width are spent on the parts.
+ * Products of pairs of bf16 are not used: to stay within the accuracy promised a weight would have to be
+ * split into two or three of them, which costs what the pairs save.
  */
-#include "cpu/kernels_internal.h"
+#include "cpu/tile.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -170,4 +169,7 @@ OP void reduce_tile(vf acc[][TILE_VECTORS], int n_heads, float *out)
 }
 
 #include "cpu/kernels_template.h"
+
+KERNELS_TABLE(tria_cpu_kernels_avx512_vnni, "avx512_vnni", KERNELS_FEATURES | TRIA_CPU_VNNI,
+              &tria_byte_kernels_vnni);
 #endif
