@@ -92,11 +92,12 @@ void tria_group_rows(const tria_cpu_kernels *kernels, const float *const *scores
                      const tria_head_scale *scales, int32_t n_heads, int32_t n_rows, bool mean, float *z);
 
 /*
- * The keep set: every row with is_protected[i] != 0 (NULL: none) and the `n_take` best of the others -
- * higher score first, equal ones by lower index, -0 = +0, NaN lowest. Writes ascending indices, returns
- * their number. O(n_rows); `scratch` holds n_rows words.
+ * The keep set: every row with is_protected[i] != 0, n_protected in all (NULL: none), and the `n_take` best
+ * of the others - higher score first, equal ones by lower index, -0 = +0, NaN lowest. Writes ascending
+ * indices, returns their number. O(n_rows); `scratch` holds n_rows words.
  */
 int32_t tria_select_top(const tria_cpu_kernels *kernels, const float *scores, const uint8_t *is_protected,
-                        int32_t n_rows, int32_t n_take, int32_t *rows, uint32_t *scratch);
+                        int32_t n_protected, int32_t n_rows, int32_t n_take, int32_t *rows,
+                        uint32_t *scratch);
 
 #endif

@@ -40,7 +40,7 @@ void tria_cpu_select_set(tria_cpu_context *c, tria_worker *w, int32_t set)
     }
     const int64_t take = allowed > found.n_protected ? allowed - found.n_protected : 0;
     event->keep->counts[set] =
-        tria_select_top(c->kernels, scores, w->mask, n, (int32_t)take, rows, w->words);
+        tria_select_top(c->kernels, scores, w->mask, found.n_protected, n, (int32_t)take, rows, w->words);
     if (found.n_protected > allowed) {
         const int32_t over = (int32_t)(found.n_protected - allowed);
         int32_t seen = atomic_load(&c->over_budget);

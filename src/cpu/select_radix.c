@@ -1,7 +1,7 @@
 /*
  * select_radix.c - the best n of many scores in linear time, in one total order.
  *
- * Scores are mapped to unsigned keys that sort alike. Histograms of ever lower bits find the key of
+ * Scores are mapped to unsigned keys that sort alike. Histograms of ever narrower ranges find the key of
  * the last row taken and how many rows of that very key there is room for; they go to the lowest indices.
  * Of many rows a sample, always the same one, first tells between which two scores the last one must lie;
  * then only the rows between them need keys. A sample that misled is noticed and all rows get keys.
@@ -35,23 +35,31 @@ static uint32_t find_bin(const int32_t *counts, int32_t *room)
  * The keys are used up. */
 static uint32_t last_key(uint32_t *keys, int32_t n, int32_t *room)
 {
-    uint32_t prefix = 0;
-    for (int shift = 32 - BIN_BITS; shift >= 0; shift -= BIN_BITS) {
+    for (;;) {
+        uint32_t lowest = UINT32_MAX, highest = 0;
+        for (int32_t i = 0; i < n; i++) {
+            lowest = keys[i] < lowest ? keys[i] : lowest;
+            highest = keys[i] > highest ? keys[i] : highest;
+        }
+        if (lowest == highest) {
+            return lowest;
+        }
+        /* Bins that the keys spread over: many in the same one would wait for each other's counts. */
+        const int width = 32 - __builtin_clz(highest - lowest),
+                  shift = width > BIN_BITS ? width - BIN_BITS : 0;
         int32_t counts[BINS] = {0};
         for (int32_t i = 0; i < n; i++) {
-            counts[keys[i] >> shift & (BINS - 1)]++;
+            counts[(keys[i] - lowest) >> shift]++;
         }
-        uint32_t bin = find_bin(counts, room);
+        const uint32_t bin = find_bin(counts, room);
         int32_t inside = 0;
         for (int32_t i = 0; i < n; i++) {
-            uint32_t key = keys[i];
-            keys[inside] = key;
-            inside += (key >> shift & (BINS - 1)) == bin ? 1 : 0;
+            if ((keys[i] - lowest) >> shift == bin) { /* few are, so this is foreseen */
+                keys[inside++] = keys[i];
+            }
         }
         n = inside;
-        prefix |= bin << shift;
     }
-    return prefix;
 }
 
 /* The score of rank `rank` (1 is the best) in the sample, or `beyond` when there is none. */
@@ -125,12 +133,11 @@ static int32_t emit_with_nan(const float *scores, const uint8_t *is_protected, i
 }
 
 int32_t tria_select_top(const tria_cpu_kernels *kernels, const float *scores, const uint8_t *is_protected,
-                        int32_t n_rows, int32_t n_take, int32_t *rows, uint32_t *scratch)
+                        int32_t n_protected, int32_t n_rows, int32_t n_take, int32_t *rows,
+                        uint32_t *scratch)
 {
-    int32_t n_candidates = n_rows, room = n_take, n_keys = 0;
-    for (int32_t i = 0; is_protected != NULL && i < n_rows; i++) {
-        n_candidates -= is_protected[i] != 0 ? 1 : 0;
-    }
+    const int32_t n_candidates = n_rows - n_protected;
+    int32_t room = n_take, n_keys = 0;
     if (n_take >= n_candidates) {
         return emit_with_nan(scores, is_protected, n_rows, n_rows, rows);
     }

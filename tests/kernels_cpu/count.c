@@ -57,7 +57,7 @@ static void select_rows(const tria_cpu_kernels *kernels, int32_t n_rows)
     for (int32_t i = 0; i < n_rows; i++) {
         scores[i] = (float)(i * 7919 % n_rows);
     }
-    tria_select_top(kernels, scores, is_protected, n_rows, n_rows / 16, rows, scratch);
+    tria_select_top(kernels, scores, is_protected, 0, n_rows, n_rows / 16, rows, scratch);
 }
 
 static void group_rows(const tria_cpu_kernels *kernels, int32_t n_rows)

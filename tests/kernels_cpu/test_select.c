@@ -78,8 +78,8 @@ static void check(int32_t n, int32_t n_take, bool protect)
         keep[order[i]] = true;
         expected++;
     }
-    const int32_t count =
-        tria_select_top(kernels, scores, protect ? is_protected : NULL, n, n_take, rows, scratch);
+    const int32_t count = tria_select_top(kernels, scores, protect ? is_protected : NULL, n - n_candidates,
+                                          n, n_take, rows, scratch);
     assert_int_equal(count, expected);
     for (int32_t i = 0; i < count; i++) {
         assert_true(keep[rows[i]]);
