@@ -33,7 +33,7 @@ for threads in $threads_list; do
     for dtype in f32 bf16 q8_0 int8 fp8_e4m3fn; do
         run --threads "$threads" --rows "$rows" --dtype $dtype
     done
-    for dtype in f16 bf16 q8_0; do
+    for dtype in f16 bf16 q8_0 int8; do
         run --threads "$threads" --rows "$rows" --dtype $dtype --kept-terms
     done
     run --threads "$threads" --rows "$rows" --layout head

@@ -21,6 +21,27 @@ tria_status(import_fail)(tria_error *error, tria_status code, const char *format
     return code;
 }
 
+bool import_rope_scaling(const char *name, size_t length, int32_t *type)
+{
+    static const struct {
+        const char *name;
+        int32_t type;
+    } types[] = {
+        {"default", TRIA_ROPE_SCALING_NONE},  {"mrope", TRIA_ROPE_SCALING_NONE},
+        {"linear", TRIA_ROPE_SCALING_LINEAR}, {"dynamic", TRIA_ROPE_SCALING_DYNAMIC},
+        {"yarn", TRIA_ROPE_SCALING_YARN},     {"deepseek_yarn", TRIA_ROPE_SCALING_YARN},
+        {"llama3", TRIA_ROPE_SCALING_LLAMA3}, {"longrope", TRIA_ROPE_SCALING_LONGROPE},
+        {"su", TRIA_ROPE_SCALING_LONGROPE},
+    };
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+        if (strlen(types[i].name) == length && memcmp(types[i].name, name, length) == 0) {
+            *type = types[i].type;
+            return true;
+        }
+    }
+    return false;
+}
+
 tria_status import_create(const import_shape *shape, const tria_env *env, tria_calibration **calibration,
                           tria_error *error)
 {

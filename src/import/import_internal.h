@@ -49,6 +49,9 @@ tria_status import_set_head(tria_calibration *calibration, const import_shape *s
                             int32_t q_head, const float *real, const float *imag, const float *absolute,
                             tria_error *error);
 
+/* The tria_rope_scaling_type that models' configurations call so. False: none is. */
+bool import_rope_scaling(const char *name, size_t length, int32_t *type);
+
 /* *counted: the file does not say how many layers and query heads there are; they were counted. */
 tria_status import_read_pt(const unsigned char *data, size_t size, const tria_env *env, bool *counted,
                            tria_calibration **calibration, tria_error *error);

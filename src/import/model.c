@@ -51,17 +51,6 @@ tria_status builder_set_no_rope(model_builder *builder, int32_t layer)
     return own_frequencies(builder, layer);
 }
 
-static const struct {
-    const char *name;
-    int32_t type;
-} SCALINGS[] = {
-    {"default", TRIA_ROPE_SCALING_NONE},  {"mrope", TRIA_ROPE_SCALING_NONE},
-    {"linear", TRIA_ROPE_SCALING_LINEAR}, {"dynamic", TRIA_ROPE_SCALING_DYNAMIC},
-    {"yarn", TRIA_ROPE_SCALING_YARN},     {"deepseek_yarn", TRIA_ROPE_SCALING_YARN},
-    {"llama3", TRIA_ROPE_SCALING_LLAMA3}, {"longrope", TRIA_ROPE_SCALING_LONGROPE},
-    {"su", TRIA_ROPE_SCALING_LONGROPE},
-};
-
 static const char *first_text(const json_t *root, const char *a, const char *b)
 {
     const char *text = json_string_value(json_object_get(root, a));
@@ -81,13 +70,9 @@ static tria_status scaling_type(const json_t *scaling, int32_t *type, tria_error
         return import_fail(error, TRIA_E_FORMAT,
                            "a rope scaling with a factor, but without its \"rope_type\"");
     }
-    for (size_t i = 0; i < sizeof(SCALINGS) / sizeof(SCALINGS[0]); i++) {
-        if (strcmp(SCALINGS[i].name, name) == 0) {
-            *type = SCALINGS[i].type;
-            return TRIA_OK;
-        }
-    }
-    return import_fail(error, TRIA_E_UNSUPPORTED, "rope scaling \"%.32s\" is not known", name);
+    return import_rope_scaling(name, strlen(name), type)
+               ? TRIA_OK
+               : import_fail(error, TRIA_E_UNSUPPORTED, "rope scaling \"%.32s\" is not known", name);
 }
 
 /* The lengths a scaling refers to, from wherever models put them. */

@@ -258,23 +258,11 @@ static tria_status stats_shape(const torch_file *file, const pickle_value *stats
 /* The type of a rope_scaling dict. False: one that is not known, or that depends on the length in use. */
 static bool scaling_type(const pickle_value *scaling, int32_t *type)
 {
-    static const struct {
-        const char *name;
-        int32_t type;
-    } types[] = {
-        {"default", TRIA_ROPE_SCALING_NONE},  {"mrope", TRIA_ROPE_SCALING_NONE},
-        {"linear", TRIA_ROPE_SCALING_LINEAR}, {"yarn", TRIA_ROPE_SCALING_YARN},
-        {"llama3", TRIA_ROPE_SCALING_LLAMA3},
-    };
     const pickle_value *name = pickle_get(scaling, "rope_type");
     name = name != NULL ? name : pickle_get(scaling, "type");
-    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
-        if (pickle_is_text(name, types[i].name)) {
-            *type = types[i].type;
-            return true;
-        }
-    }
-    return false;
+    return name != NULL && name->type == PICKLE_TEXT &&
+           import_rope_scaling(name->as.text, name->length, type) && *type != TRIA_ROPE_SCALING_DYNAMIC &&
+           *type != TRIA_ROPE_SCALING_LONGROPE;
 }
 
 /*
