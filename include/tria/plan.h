@@ -223,7 +223,9 @@ typedef struct tria_scores {
     int32_t dtype; /* TRIA_DTYPE_F32; the reference backend also TRIA_DTYPE_F64 */
     int32_t reserved;
     int64_t row_stride; /* elements between slots, >= max N */
-    void *raw;          /* [query slots][row_stride], NaN for heads that are not calibrated */
+    /* [query slots][row_stride], NaN for heads that are not calibrated; not finite where a key is not, or,
+     * but for the reference, where its squares overflow float (elements above 1e19) */
+    void *raw;
     void *grouped;      /* [kv slots][row_stride] normalised and grouped; NaN without calibration */
     void *final_scores; /* [sets][row_stride] what selection ranks, fallbacks and pooling applied;
                            NaN in sets that are ranked by position */

@@ -198,6 +198,27 @@ static void test_terms_of_another_plan(void **state)
     small_free(&s);
 }
 
+/* A finite key whose magnitude float cannot hold has no score, and harms no other row. */
+static void test_overflowing_key(void **state)
+{
+    (void)state;
+    static float raw[QUERIES * SMALL_MAX_ROWS];
+    small s;
+    small_init(&s);
+    assert_int_equal(small_plan(&s), TRIA_OK);
+    small_key(&s, 1, 1, 20)[3] = 1e20F;
+    raw_scores(&s, raw);
+    for (int32_t q = 0; q < QUERIES; q++) {
+        for (int32_t i = 0; i < s.event.n_rows; i++) {
+            /* queries 2 and 3 of layer 1 read KV head 1 */
+            assert_int_equal(isfinite(raw[q * SMALL_MAX_ROWS + i]) == 0, i == 20 && q >= 6);
+        }
+    }
+    assert_int_equal(small_select(&s), TRIA_OK);
+    assert_int_equal(s.keep.n_nan, 1);
+    small_free(&s);
+}
+
 static void *counting_allocate(void *context, size_t size, size_t alignment)
 {
     void *pointer = NULL;
@@ -235,9 +256,8 @@ static void test_workspace_size(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_allocation),
-        cmocka_unit_test(test_kept_terms),
-        cmocka_unit_test(test_terms_of_another_plan),
+        cmocka_unit_test(test_no_allocation),         cmocka_unit_test(test_kept_terms),
+        cmocka_unit_test(test_terms_of_another_plan), cmocka_unit_test(test_overflowing_key),
         cmocka_unit_test(test_workspace_size),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
