@@ -11,6 +11,10 @@
  *     select   protected rows + best candidates                          specification, section 4
  *     compact  gather kept rows to the front, K, V, positions, terms     specification, section 5
  *
+ * A backend gives the same sets on every run, thread count and batching. Sets of two backends differ at
+ * most in rows whose final score, in units of z, lies within 1e-5 of the cut; 1e-4 for q8_0 and int8 keys
+ * with kept terms on a CPU that multiplies bytes (AVX-512 VNNI, Arm's dot product).
+ *
  * "Slots" number things densely over the plan's layers in order: query slot = (layer, query head),
  * KV slot = (layer, KV head), set = one keep set. tria_plan_query_slot() etc. give them.
  */

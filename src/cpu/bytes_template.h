@@ -6,17 +6,19 @@
  * KEY_BIAS, the types vi and vf, and
  *   load_keys(at, stride, keys): KEY_BIAS added to 16 bytes of ROWS rows, four of each in keys[0 .. 3]
  *   load_scales(at, stride): f16 of each row
- *   vi_set1, vi_dot(sums, keys, digits): adds to each row's sum the products of its four bytes with the
- * four at `digits`; vi_join(high, low): high * 256 + low vf_set1 vf_store vf_add vf_mul vf_fma(a, b, c) =
- * a*b + c, vf_of(vi)
+ *   vi_dot(sums, keys, digits): adds to each row's sum the products of its four bytes with four digits
+ *   vi_join(high, low): high * 256 + low
+ *   vi_set1, vf_of(vi), vf_set1 vf_store vf_add vf_mul vf_fma(a, b, c) = a*b + c
  *
- * A weight is a whole number of three digits of eight bits, times a step that belongs to its block of 32
- * dims. Sums of products of digits are exact; what is rounded are the weights, by at most a 2^24th of the
- * largest one in their block, and one float per block.
+ * A weight is a whole number of three digits of eight bits, times a step that belongs to its block of dims.
+ * Sums of products of digits are exact. What is rounded are the weights, by about a 2^24th of the largest
+ * one in their block, and a few floats per block.
  *
  * Keys are loaded half a block ahead of their products: processors look ahead less far than that.
  */
 #include "cpu/tile.h"
+
+_Static_assert(ROWS <= TRIA_ROW_BLOCK, "tiles that callers have room for");
 
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
@@ -43,7 +45,7 @@ INLINE void NAME(score_tile)(const tria_score_span *span, const tria_head_part *
                              vf *scores)
 {
     const int64_t stride = span->row_stride;
-    const int32_t size = in_blocks ? 34 : 32, header = in_blocks ? 2 : 0;
+    const int32_t size = in_blocks ? 34 : TRIA_BYTE_BLOCK, header = in_blocks ? 2 : 0;
     const int32_t end = part->first_block + part->n_blocks;
     const int32_t *digits = part->digits, *starts = part->starts;
     const float *steps = part->steps;
@@ -51,6 +53,9 @@ INLINE void NAME(score_tile)(const tria_score_span *span, const tria_head_part *
     UNROLL
     for (int h = 0; h < n_heads; h++) {
         scores[h] = vf_set1(0.0f);
+    }
+    if (part->n_blocks == 0) {
+        return;
     }
     load_keys(row + part->first_block * size + header, stride, first);
     for (int32_t b = part->first_block; b < end; b++) {
@@ -92,6 +97,9 @@ INLINE void NAME(span)(const tria_score_span *span, bool in_blocks)
         for (const tria_head_part *part = span->parts; part < span->parts + span->n_parts; part++) {
             vf scores[TRIA_PART_HEADS];
             float out[TRIA_PART_HEADS * ROWS];
+            if (!part->in_bytes) {
+                continue;
+            }
             switch (part->n_heads) {
             case 1:
                 NAME(score_tile)(span, part, row, &fetches, in_blocks, 1, scores);

@@ -28,8 +28,9 @@
 /* Blocks of a q8_0 row whose scales a tile has room for; longer rows are decoded first. */
 #define TRIA_MAX_BLOCKS 32
 
-/* Digits of a weight for products of bytes: with 23 bits and a sign as exact as float, relative to the
- * largest of its block. */
+/* Products of bytes: stored dims whose weights share a step, and the digits of eight bits a weight has.
+ * With 23 bits and a sign the largest of a block is as exact as float, smaller ones less so. */
+#define TRIA_BYTE_BLOCK 32
 #define TRIA_DIGITS 3
 
 /* Element types the loops read directly; everything else comes decoded to f32. */
@@ -62,8 +63,10 @@ typedef struct tria_head_part {
      * content [count / dims] of [n_heads]. Every `dims` of them stand `repeat` times in their vector. */
     const float *linear;
     const float *mag; /* [n_freq / dims] of [n_heads] */
-    /* Instead of `linear`, for products of bytes: blocks of 32 stored dims from first_block on. A weight is
-     * steps[..][0] * (digit 0 + 256 digit 1 + 65536 digit 2), and steps[..][1] is 256 steps[..][0]. */
+    /* Instead of `linear`, for products of bytes: blocks of TRIA_BYTE_BLOCK stored dims from first_block
+     * on. A weight is steps[..][0] * (digit 0 + 256 digit 1 + 65536 digit 2); steps[..][1] is 256
+     * steps[..][0]. */
+    bool in_bytes;
     int32_t first_block;
     int32_t n_blocks;
     const int32_t *digits; /* [n_blocks][8][n_heads][3], each one digit of 4 dims */
@@ -98,9 +101,10 @@ typedef struct tria_score_span {
 
 typedef void (*tria_span_kernel)(const tria_score_span *span);
 
-/* Scores without magnitudes of keys that are bytes, from products of whole numbers. */
+/* Scores without magnitudes of keys that are bytes, from products of whole numbers; of those parts that are
+ * in_bytes, which the other kernels pass over. */
 typedef struct tria_byte_kernels {
-    int32_t rows;     /* of a tile */
+    int32_t rows;     /* of a tile, a multiple of the other kernels' */
     int32_t key_bias; /* what keys have added when they are multiplied */
     tria_span_kernel score_q8_0;
     tria_span_kernel score_int8;

@@ -263,6 +263,9 @@ INLINE void NAME(span)(const tria_score_span *span, int source, bool interleaved
         NAME(open_tile)(span, row, source, &tile);
         tria_open_fetches(span, row, TILE_ROWS, &fetches);
         for (const tria_head_part *part = span->parts; part < span->parts + span->n_parts; part++) {
+            if (part->in_bytes) {
+                continue;
+            }
             switch (part->n_heads) {
             case 1:
                 NAME(score_tile)(span, part, &tile, &fetches, source, interleaved, with_mag, 1, out);

@@ -1,16 +1,11 @@
 /* score_prepare.c - see score_prepare.h. */
 #include "cpu/score_prepare.h"
+#include "cpu/byte_weights.h"
 #include "tria/model.h"
 
-#include <math.h>
 #include <string.h>
 
 #define ROTATION_BASE_BITS 11
-
-/* Dims whose weights share a step, for products of bytes; the largest number of three digits of eight bits.
- */
-#define BYTE_BLOCK 32
-#define MOST 0x7f7f7f
 
 static size_t whole_lines(size_t bytes)
 {
@@ -181,122 +176,42 @@ static void pack_linear(const tria_cpu_kernels *kernels, const tria_score_span *
                    out + (int64_t)(2 * span->n_freq / kernels->dims) * stride);
 }
 
-/* Divides the heads into parts of the same kind, as evenly as they go; returns their number. */
-static int32_t divide_heads(const tria_score_job *job, tria_head_part *parts)
-{
-    const uint8_t *has = job->has_content;
-    int32_t n_parts = 0;
-    for (int32_t h = 0, next; h < job->n_heads; h = next) {
-        next = h + 1;
-        while (next < job->n_heads && (has == NULL || has[next] == has[h])) {
-            next++;
-        }
-        const int32_t n = (next - h + TRIA_PART_HEADS - 1) / TRIA_PART_HEADS;
-        for (int32_t i = 0; i < n; i++) {
-            const int32_t first = h + (int32_t)((int64_t)(next - h) * i / n);
-            const int32_t end = h + (int32_t)((int64_t)(next - h) * (i + 1) / n);
-            parts[n_parts++] = (tria_head_part){
-                .first = first, .n_heads = end - first, .with_content = has == NULL || has[h]};
-        }
-    }
-    return n_parts;
-}
-
-/* Whether products of bytes can take the job. */
+/* Whether products of bytes can take heads of the job. */
 static bool may_take_bytes(const tria_cpu_kernels *kernels, const tria_prepared *p)
 {
     return kernels->bytes != NULL && p->direct && !p->with_mag && p->job->n_lin == 1 &&
            (p->source == TRIA_SOURCE_Q8_0 || p->source == TRIA_SOURCE_INT8);
 }
 
-/* The largest size among a block's weights; NaN if any is. */
-static float largest_of(const float *weights)
+static bool has_content(const tria_score_job *job, int32_t head)
 {
-    uint32_t bits[BYTE_BLOCK], most = 0; /* sizes sort like their bits, NaNs above all others */
-    memcpy(bits, weights, sizeof(bits));
-    for (int32_t d = 0; d < BYTE_BLOCK; d++) {
-        const uint32_t size = bits[d] & 0x7fffffffu;
-        most = size > most ? size : most;
-    }
-    float largest;
-    memcpy(&largest, &most, sizeof(largest));
-    return largest;
+    return job->has_content == NULL || job->has_content[head] != 0;
 }
 
-/* A head's weights of a block of dims in units of `step`, as digits: of every four dims one after another,
- * `stride` words from one four dims to the next. */
-static void to_digits(const float *weights, float step, int64_t stride, int32_t *digits, int32_t *sums)
+/* Divides the heads into parts of the same kind, as evenly as they go; returns their number. */
+static int32_t divide_heads(const tria_score_job *job, bool bytes, tria_head_part *parts)
 {
-    const double inverse = step > 0.0f ? 1.0 / (double)step : 0.0;
-    uint32_t words[BYTE_BLOCK];
-    for (int32_t d = 0; d < BYTE_BLOCK; d++) {
-        const double exact = (double)weights[d] * inverse;
-        int32_t whole = (int32_t)(exact + (exact < 0.0 ? -0.5 : 0.5));
-        whole = whole > MOST ? MOST : whole < -MOST ? -MOST : whole;
-        /* With 128 added to every digit none is negative, and they are the bytes of the sum. */
-        words[d] = ((uint32_t)whole + 0x808080u) ^ 0x808080u;
-    }
-    for (int32_t i = 0; i < TRIA_DIGITS; i++) {
-        int8_t bytes[BYTE_BLOCK];
-        for (int32_t d = 0; d < BYTE_BLOCK; d++) {
-            bytes[d] = (int8_t)(words[d] >> 8 * i & 0xffu);
-            sums[i] += bytes[d];
+    int32_t n_parts = 0;
+    bool in_bytes = false, next_in_bytes = bytes && job->n_heads > 0 && tria_exact_in_bytes(job, 0);
+    for (int32_t h = 0, next; h < job->n_heads; h = next) {
+        in_bytes = next_in_bytes;
+        for (next = h + 1; next < job->n_heads; next++) {
+            next_in_bytes = bytes && tria_exact_in_bytes(job, next);
+            if (next_in_bytes != in_bytes || has_content(job, next) != has_content(job, h)) {
+                break;
+            }
         }
-        for (int32_t d = 0; d < BYTE_BLOCK; d += 4) {
-            memcpy(digits + d / 4 * stride + i, bytes + d, 4);
+        const int32_t n = (next - h + TRIA_PART_HEADS - 1) / TRIA_PART_HEADS;
+        for (int32_t i = 0; i < n; i++) {
+            const int32_t first = h + (int32_t)((int64_t)(next - h) * i / n);
+            const int32_t end = h + (int32_t)((int64_t)(next - h) * (i + 1) / n);
+            parts[n_parts++] = (tria_head_part){.first = first,
+                                                .n_heads = end - first,
+                                                .with_content = has_content(job, h),
+                                                .in_bytes = in_bytes};
         }
     }
-}
-
-/* The part's weights for products of bytes, at `out`: fewer words than pack_linear() takes floats. False if
- * they have no use but to break something: infinite, or so small or large that their steps would round. */
-static bool pack_bytes(const tria_cpu_kernels *kernels, const tria_score_job *job, tria_head_part *part,
-                       float *out)
-{
-    const int32_t begin = part->with_content ? 0 : job->rotary_offset;
-    const int32_t end = part->with_content ? job->head_dim : job->rotary_offset + job->rotary_dim;
-    const int32_t heads = part->n_heads;
-    part->first_block = begin / BYTE_BLOCK;
-    part->n_blocks = begin < end ? (end + BYTE_BLOCK - 1) / BYTE_BLOCK - part->first_block : 0;
-    int32_t *digits = (int32_t *)(void *)out;
-    int32_t *starts = digits + (int64_t)part->n_blocks * (BYTE_BLOCK / 4) * heads * TRIA_DIGITS;
-    float *steps = (float *)(void *)(starts + (int64_t)part->n_blocks * heads * TRIA_DIGITS);
-    part->digits = digits;
-    part->starts = starts;
-    part->steps = steps;
-    for (int32_t i = 0; i < part->n_blocks * heads; i++) {
-        const int32_t b = i / heads, h = i % heads, first = (part->first_block + b) * BYTE_BLOCK;
-        const int32_t low = first < begin ? begin : first;
-        const int32_t high = first + BYTE_BLOCK < end ? first + BYTE_BLOCK : end;
-        float weights[BYTE_BLOCK] = {0};
-        memcpy(weights + low - first, job->lin[part->first + h] + low,
-               (size_t)(high - low) * sizeof(float));
-        const float largest = largest_of(weights), step = largest / (float)MOST;
-        if (!(largest == 0.0f || (largest > 1e-30f && largest < 1e30f))) {
-            return false;
-        }
-        int32_t sums[TRIA_DIGITS] = {0};
-        to_digits(weights, step, (int64_t)heads * TRIA_DIGITS,
-                  digits + ((int64_t)b * (BYTE_BLOCK / 4) * heads + h) * TRIA_DIGITS, sums);
-        for (int32_t k = 0; k < TRIA_DIGITS; k++) {
-            starts[i * TRIA_DIGITS + k] = -kernels->bytes->key_bias * sums[k];
-        }
-        steps[2 * i] = step;
-        steps[2 * i + 1] = 256.0f * step;
-    }
-    return true;
-}
-
-static bool fill_byte_parts(const tria_cpu_kernels *kernels, const tria_prepared *p, tria_head_part *parts,
-                            float *next)
-{
-    const size_t weights = vector_floats(p->job->rows->tensor->dim) * (size_t)kernels->repeat;
-    bool filled = true;
-    for (int32_t i = 0; i < p->span.n_parts && filled; i++) {
-        filled = pack_bytes(kernels, p->job, &parts[i], next);
-        next += (size_t)parts[i].n_heads * weights;
-    }
-    return filled;
+    return n_parts;
 }
 
 static void fill_parts(const tria_cpu_kernels *kernels, const tria_prepared *p, tria_head_part *parts,
@@ -312,7 +227,10 @@ static void fill_parts(const tria_cpu_kernels *kernels, const tria_prepared *p, 
             tria_head_part *part = &parts[o * n_parts + i];
             *part = parts[i];
             part->linear = next;
-            for (int32_t h = 0; h < part->n_heads; h++) {
+            if (part->in_bytes) {
+                tria_pack_bytes(job, kernels->bytes->key_bias, part, next);
+            }
+            for (int32_t h = 0; h < part->n_heads && !part->in_bytes; h++) {
                 const float *stored = job->lin[part->first + h] + (size_t)o * dim;
                 if (job->k_state == TRIA_K_HADAMARD) {
                     memcpy(p->row, stored, dim * sizeof(float));
@@ -343,6 +261,22 @@ static void fill_parts(const tria_cpu_kernels *kernels, const tria_prepared *p, 
             part->linear = next;
             part->with_content = false;
         }
+    }
+}
+
+static void choose_loops(const tria_cpu_kernels *kernels, tria_prepared *p)
+{
+    int32_t n_in_bytes = 0;
+    for (int32_t i = 0; i < p->span.n_parts; i++) {
+        n_in_bytes += p->span.parts[i].in_bytes;
+    }
+    p->score = kernels->score[p->source][p->job->rope_style != TRIA_ROPE_HALF];
+    p->tile_rows = kernels->rows;
+    if (n_in_bytes > 0) {
+        const tria_byte_kernels *bytes = kernels->bytes;
+        p->score_bytes = p->source == TRIA_SOURCE_Q8_0 ? bytes->score_q8_0 : bytes->score_int8;
+        p->all_in_bytes = n_in_bytes == p->span.n_parts;
+        p->tile_rows = bytes->rows;
     }
 }
 
@@ -377,17 +311,9 @@ size_t tria_prepare(const tria_cpu_kernels *kernels, const tria_score_job *job, 
     const int32_t dtype = job->rows->tensor->dtype, block = tria_dtype_block(dtype);
     span->row_bytes = (int32_t)tria_dtype_row_bytes(dtype, (job->head_dim + block - 1) / block * block);
     span->parts = parts;
-    span->n_parts = divide_heads(job, parts);
-    float *packed = p->best + heads * TRIA_ROW_BLOCK;
-    if (may_take_bytes(kernels, p) && fill_byte_parts(kernels, p, parts, packed)) {
-        const tria_byte_kernels *bytes = kernels->bytes;
-        p->score = p->source == TRIA_SOURCE_Q8_0 ? &bytes->score_q8_0 : &bytes->score_int8;
-        p->tile_rows = bytes->rows;
-    } else {
-        p->score = kernels->score[p->source][job->rope_style != TRIA_ROPE_HALF];
-        p->tile_rows = kernels->rows;
-        fill_parts(kernels, p, parts, packed, p->row + vector);
-    }
+    span->n_parts = divide_heads(job, may_take_bytes(kernels, p), parts);
+    fill_parts(kernels, p, parts, p->best + heads * TRIA_ROW_BLOCK, p->row + vector);
+    choose_loops(kernels, p);
     for (size_t h = 0; h < heads; h++) {
         p->best_heads[h] = p->best + h * TRIA_ROW_BLOCK;
     }

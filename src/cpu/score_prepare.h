@@ -14,9 +14,11 @@ typedef struct tria_prepared {
     tria_score_span span; /* all but the rows */
     tria_source source;
     bool direct; /* the loops read elements as they are; otherwise decoded ones */
-    /* For direct rows: loops without and with magnitudes (none, if the former multiply bytes), and the rows
-     * of their tiles. */
+    /* For direct rows: loops without and with magnitudes, loops for parts in bytes (NULL: there are none),
+     * whether there are no other parts, and the rows of a tile of any of them. */
     const tria_span_kernel *score;
+    tria_span_kernel score_bytes;
+    bool all_in_bytes;
     int32_t tile_rows;
     tria_chunks chunks;
     bool with_mag;

@@ -150,7 +150,13 @@ static void score_even_rows(const tria_cpu_kernels *kernels, const tria_prepared
         decode_scales(p, p->job->first_row + first, n, scales);
         span.scales = scales;
     }
-    score_span(p->score, p, &span);
+    if (p->score_bytes != NULL) {
+        p->score_bytes(&span);
+        span.n_ahead = 0; /* fetched once is enough */
+    }
+    if (!p->all_in_bytes) {
+        score_span(p->score, p, &span);
+    }
     /* A negative scale changes the sign of a key, but not that of its magnitudes. */
     for (int32_t i = 0; scaled && p->with_mag && i < n; i++) {
         if (scales[i] < 0.0f) {

@@ -54,23 +54,28 @@ TILE_INLINE void tria_fetch(const tria_score_span *span, tria_fetches *fetches)
 }
 
 /* Writes n_rows scores of every head, from out[head][tile_rows], scaled and with the terms added. Sends for
- * the scores and terms of the rows a chunk later, whose turn comes after those of other KV heads: runs too
- * short for processors to see them coming. */
+ * the scores and terms of the rows a chunk later, a line at a time, as their turn comes after those of
+ * other KV heads: runs too short for processors to see them coming. */
 TILE_INLINE void tria_store_rows(const tria_score_span *span, const tria_head_part *part, int32_t first_row,
                                  int32_t n_rows, int32_t tile_rows, bool scaled, float *out)
 {
     const int64_t index = (int64_t)span->first + first_row;
+    const bool is_new_line = index % (TRIA_LINE_BYTES / (int32_t)sizeof(float)) < tile_rows;
     for (int h = 0; h < part->n_heads; h++) {
         const int32_t head = part->first + h;
         float *scores = out + h * tile_rows, *to = span->out[head] + index;
-        __builtin_prefetch(to + TRIA_HEAD_CHUNK, 1, 2);
+        if (is_new_line) {
+            __builtin_prefetch(to + TRIA_HEAD_CHUNK, 1, 2);
+        }
         for (int r = 0; scaled && r < n_rows; r++) {
             scores[r] *= span->scales[first_row + r];
         }
         if (span->terms != NULL) {
             float terms[TRIA_ROW_BLOCK];
             const float *from = span->terms[head] + index;
-            __builtin_prefetch(from + TRIA_HEAD_CHUNK, 0, 2);
+            if (is_new_line) {
+                __builtin_prefetch(from + TRIA_HEAD_CHUNK, 0, 2);
+            }
             memcpy(terms, from, (size_t)n_rows * sizeof(float));
             for (int r = 0; r < n_rows; r++) {
                 scores[r] += terms[r];

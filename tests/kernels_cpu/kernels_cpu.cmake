@@ -22,7 +22,7 @@ find_program(TRIA_QEMU_AARCH64 qemu-aarch64)
 find_program(TRIA_AARCH64_CC aarch64-linux-gnu-gcc)
 if(TRIA_QEMU_AARCH64 AND TRIA_AARCH64_CC AND NOT TRIA_SANITIZE)
     set(_binary ${CMAKE_CURRENT_BINARY_DIR}/test_kernels_aarch64)
-    set(_sources base.c dtype.c kv_view.c cpu/kernels.c cpu/kernels_c.c cpu/moments.c
+    set(_sources base.c dtype.c kv_view.c cpu/byte_weights.c cpu/kernels.c cpu/kernels_c.c cpu/moments.c
         cpu/score_prepare.c cpu/score_rows.c cpu/arm/bytes_dot.c cpu/arm/kernels_neon.c)
     list(TRANSFORM _sources PREPEND ${PROJECT_SOURCE_DIR}/src/)
     list(APPEND _sources ${CMAKE_CURRENT_SOURCE_DIR}/kernels_cpu/test_kernels.c)
