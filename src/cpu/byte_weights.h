@@ -8,7 +8,7 @@
  * largest, and no step rounds, overflows or is NaN. */
 bool tria_exact_in_bytes(const tria_score_job *job, int32_t head);
 
-/* Fills in the part's blocks, digits, starts and steps, kept at `out`: at most 30 words for each head and
+/* Fills in the part's blocks, digits, starts and steps, kept at `out`: 29 words for each head and
  * block. */
 void tria_pack_bytes(const tria_score_job *job, int32_t key_bias, tria_head_part *part, float *out);
 
