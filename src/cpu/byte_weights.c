@@ -36,10 +36,10 @@ static float copy_block(const float *weights, int32_t begin, int32_t end, int32_
     return largest;
 }
 
-bool tria_exact_in_bytes(const tria_score_job *job, int32_t head)
+bool tria_exact_in_bytes(const tria_score_job *job, int32_t head, bool with_content)
 {
     int32_t begin, end;
-    find_dims(job, job->has_content == NULL || job->has_content[head] != 0, &begin, &end);
+    find_dims(job, with_content, &begin, &end);
     for (int32_t block = begin / TRIA_BYTE_BLOCK; block * TRIA_BYTE_BLOCK < end; block++) {
         float weights[TRIA_BYTE_BLOCK];
         const float largest = copy_block(job->lin[head], begin, end, block, weights);

@@ -6,7 +6,7 @@
 
 /* Whether a head of a job keeps its accuracy as digits: in no block are most weights coarse beside the
  * largest, and no step rounds, overflows or is NaN. */
-bool tria_exact_in_bytes(const tria_score_job *job, int32_t head);
+bool tria_exact_in_bytes(const tria_score_job *job, int32_t head, bool with_content);
 
 /* Fills in the part's blocks, digits, starts and steps, kept at `out`: 29 words for each head and
  * block. */

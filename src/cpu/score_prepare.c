@@ -192,12 +192,13 @@ static bool has_content(const tria_score_job *job, int32_t head)
 static int32_t divide_heads(const tria_score_job *job, bool bytes, tria_head_part *parts)
 {
     int32_t n_parts = 0;
-    bool in_bytes = false, next_in_bytes = bytes && job->n_heads > 0 && tria_exact_in_bytes(job, 0);
+    bool next_in_bytes = bytes && job->n_heads > 0 && tria_exact_in_bytes(job, 0, has_content(job, 0));
     for (int32_t h = 0, next; h < job->n_heads; h = next) {
-        in_bytes = next_in_bytes;
+        const bool with_content = has_content(job, h), in_bytes = next_in_bytes;
         for (next = h + 1; next < job->n_heads; next++) {
-            next_in_bytes = bytes && tria_exact_in_bytes(job, next);
-            if (next_in_bytes != in_bytes || has_content(job, next) != has_content(job, h)) {
+            const bool next_with_content = has_content(job, next);
+            next_in_bytes = bytes && tria_exact_in_bytes(job, next, next_with_content);
+            if (next_in_bytes != in_bytes || next_with_content != with_content) {
                 break;
             }
         }
@@ -205,13 +206,29 @@ static int32_t divide_heads(const tria_score_job *job, bool bytes, tria_head_par
         for (int32_t i = 0; i < n; i++) {
             const int32_t first = h + (int32_t)((int64_t)(next - h) * i / n);
             const int32_t end = h + (int32_t)((int64_t)(next - h) * (i + 1) / n);
-            parts[n_parts++] = (tria_head_part){.first = first,
-                                                .n_heads = end - first,
-                                                .with_content = has_content(job, h),
-                                                .in_bytes = in_bytes};
+            parts[n_parts++] = (tria_head_part){
+                .first = first, .n_heads = end - first, .with_content = with_content, .in_bytes = in_bytes};
         }
     }
     return n_parts;
+}
+
+/* A part's weights of one offset, of all heads, at `out`. */
+static void pack_floats(const tria_cpu_kernels *kernels, const tria_prepared *p, const tria_head_part *part,
+                        int32_t offset, float *planes, float *out)
+{
+    const tria_score_job *job = p->job;
+    const int32_t dim = job->rows->tensor->dim;
+    for (int32_t h = 0; h < part->n_heads; h++) {
+        const float *stored = job->lin[part->first + h] + (int64_t)offset * dim;
+        if (job->k_state == TRIA_K_HADAMARD) {
+            memcpy(p->row, stored, (size_t)dim * sizeof(float));
+            tria_hadamard_undo_f32(p->row, dim, job->hadamard_size, job->hadamard_signs);
+            stored = p->row;
+        }
+        to_planes(job, &p->span, stored, planes);
+        pack_linear(kernels, &p->span, planes, part, h, out);
+    }
 }
 
 static void fill_parts(const tria_cpu_kernels *kernels, const tria_prepared *p, tria_head_part *parts,
@@ -219,8 +236,7 @@ static void fill_parts(const tria_cpu_kernels *kernels, const tria_prepared *p, 
 {
     const tria_score_job *job = p->job;
     const tria_score_span *span = &p->span;
-    const size_t dim = (size_t)job->rows->tensor->dim;
-    const size_t weights = vector_floats((int32_t)dim) * (size_t)kernels->repeat;
+    const size_t weights = vector_floats(job->rows->tensor->dim) * (size_t)kernels->repeat;
     const int32_t n_parts = span->n_parts, vector = kernels->dims * kernels->repeat;
     for (int32_t o = 0; o < job->n_lin; o++) {
         for (int32_t i = 0; i < n_parts; i++) {
@@ -229,16 +245,8 @@ static void fill_parts(const tria_cpu_kernels *kernels, const tria_prepared *p, 
             part->linear = next;
             if (part->in_bytes) {
                 tria_pack_bytes(job, kernels->bytes->key_bias, part, next);
-            }
-            for (int32_t h = 0; h < part->n_heads && !part->in_bytes; h++) {
-                const float *stored = job->lin[part->first + h] + (size_t)o * dim;
-                if (job->k_state == TRIA_K_HADAMARD) {
-                    memcpy(p->row, stored, dim * sizeof(float));
-                    tria_hadamard_undo_f32(p->row, (int32_t)dim, job->hadamard_size, job->hadamard_signs);
-                    stored = p->row;
-                }
-                to_planes(job, span, stored, planes);
-                pack_linear(kernels, span, planes, part, h, next);
+            } else {
+                pack_floats(kernels, p, part, o, planes, next);
             }
             next += (size_t)part->n_heads * weights;
         }

@@ -218,13 +218,12 @@ static void score_direct_rows(const tria_cpu_kernels *kernels, const tria_prepar
     }
 }
 
-/* Compilers drop calls of functions that only fetch ahead as having no effect; not so when inlined. */
-#define FETCHING static inline __attribute__((always_inline))
-
 /* Has the pages of memory that hold rows [first, end) translated, all at once: each one when its rows are
  * reached would hold up everything for as long as it takes. Takes another line of each page, as lines
- * equally far from their pages' starts compete for few places in the caches. */
-FETCHING void translate_pages(const tria_prepared *p, int32_t first, int32_t end)
+ * equally far from their pages' starts compete for few places in the caches. Compilers drop calls of
+ * functions that only fetch ahead as having no effect; not so when inlined. */
+static inline __attribute__((always_inline)) void translate_pages(const tria_prepared *p, int32_t first,
+                                                                  int32_t end)
 {
     const tria_rows *rows = p->job->rows;
     if (p->direct && rows->page_table == NULL && first < end) {

@@ -26,7 +26,7 @@ if(TRIA_QEMU_AARCH64 AND TRIA_AARCH64_CC AND NOT TRIA_SANITIZE)
         cpu/score_prepare.c cpu/score_rows.c cpu/arm/bytes_dot.c cpu/arm/kernels_neon.c)
     list(TRANSFORM _sources PREPEND ${PROJECT_SOURCE_DIR}/src/)
     list(APPEND _sources ${CMAKE_CURRENT_SOURCE_DIR}/kernels_cpu/test_kernels.c)
-    file(GLOB _depends ${PROJECT_SOURCE_DIR}/src/cpu/*.h)
+    file(GLOB _depends ${PROJECT_SOURCE_DIR}/src/cpu/*.h ${PROJECT_SOURCE_DIR}/src/cpu/arm/*.h)
     add_custom_command(OUTPUT ${_binary} DEPENDS ${_sources} ${_depends}
         COMMAND ${TRIA_AARCH64_CC} -std=c11 -O2 -static -D_GNU_SOURCE -ffp-contract=off -Wall -Wextra -Werror
                 -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src ${_sources} -lm -o ${_binary})

@@ -16,8 +16,9 @@
 #define KEY_BIAS 0
 #define OP static inline __attribute__((always_inline)) TARGET
 
+#include "cpu/arm/floats_neon.h"
+
 typedef int32x4_t vi;
-typedef float32x4_t vf;
 
 OP vi vi_set1(int32_t x)
 {
@@ -34,26 +35,6 @@ OP vi vi_join(vi high, vi low)
 OP vf vf_of(vi x)
 {
     return vcvtq_f32_s32(x);
-}
-OP vf vf_set1(float x)
-{
-    return vdupq_n_f32(x);
-}
-OP void vf_store(float *to, vf x)
-{
-    vst1q_f32(to, x);
-}
-OP vf vf_add(vf a, vf b)
-{
-    return vaddq_f32(a, b);
-}
-OP vf vf_mul(vf a, vf b)
-{
-    return vmulq_f32(a, b);
-}
-OP vf vf_fma(vf a, vf b, vf c)
-{
-    return vfmaq_f32(c, a, b);
 }
 
 /* 16 bytes of a row. */

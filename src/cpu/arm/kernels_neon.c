@@ -21,39 +21,19 @@
 #define KERNELS_FEATURES TRIA_CPU_NEON
 #define OP static inline __attribute__((always_inline))
 
-typedef float32x4_t vf;
+#include "cpu/arm/floats_neon.h"
 
-OP vf vf_set1(float x)
-{
-    return vdupq_n_f32(x);
-}
 OP vf vf_load(const void *from)
 {
     return vreinterpretq_f32_u8(vld1q_u8(from));
-}
-OP void vf_store(float *to, vf x)
-{
-    vst1q_f32(to, x);
-}
-OP vf vf_add(vf a, vf b)
-{
-    return vaddq_f32(a, b);
 }
 OP vf vf_sub(vf a, vf b)
 {
     return vsubq_f32(a, b);
 }
-OP vf vf_mul(vf a, vf b)
-{
-    return vmulq_f32(a, b);
-}
 OP vf vf_div(vf a, vf b)
 {
     return vdivq_f32(a, b);
-}
-OP vf vf_fma(vf a, vf b, vf c)
-{
-    return vfmaq_f32(c, a, b);
 }
 OP vf vf_sqrt(vf x)
 {

@@ -10,8 +10,9 @@
 #define KEY_BIAS 128
 #define OP static inline __attribute__((always_inline)) TARGET
 
+#include "cpu/x86/floats_avx512.h"
+
 typedef __m512i vi;
-typedef __m512 vf;
 
 OP vi vi_set1(int32_t x)
 {
@@ -28,26 +29,6 @@ OP vi vi_join(vi high, vi low)
 OP vf vf_of(vi x)
 {
     return _mm512_cvtepi32_ps(x);
-}
-OP vf vf_set1(float x)
-{
-    return _mm512_set1_ps(x);
-}
-OP void vf_store(float *to, vf x)
-{
-    _mm512_storeu_ps(to, x);
-}
-OP vf vf_add(vf a, vf b)
-{
-    return _mm512_add_ps(a, b);
-}
-OP vf vf_mul(vf a, vf b)
-{
-    return _mm512_mul_ps(a, b);
-}
-OP vf vf_fma(vf a, vf b, vf c)
-{
-    return _mm512_fmadd_ps(a, b, c);
 }
 
 /* 16 bytes of rows 0, 4, 8 and 12. */

@@ -21,39 +21,19 @@
 #define KERNELS_FEATURES (TRIA_CPU_AVX2 | TRIA_CPU_AVX512)
 #define OP static inline __attribute__((always_inline)) TARGET
 
-typedef __m512 vf;
+#include "cpu/x86/floats_avx512.h"
 
-OP vf vf_set1(float x)
-{
-    return _mm512_set1_ps(x);
-}
 OP vf vf_load(const void *from)
 {
     return _mm512_loadu_ps(from);
-}
-OP void vf_store(float *to, vf x)
-{
-    _mm512_storeu_ps(to, x);
-}
-OP vf vf_add(vf a, vf b)
-{
-    return _mm512_add_ps(a, b);
 }
 OP vf vf_sub(vf a, vf b)
 {
     return _mm512_sub_ps(a, b);
 }
-OP vf vf_mul(vf a, vf b)
-{
-    return _mm512_mul_ps(a, b);
-}
 OP vf vf_div(vf a, vf b)
 {
     return _mm512_div_ps(a, b);
-}
-OP vf vf_fma(vf a, vf b, vf c)
-{
-    return _mm512_fmadd_ps(a, b, c);
 }
 OP vf vf_sqrt(vf x)
 {
